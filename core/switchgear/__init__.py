@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from switchgear_tools.waiting import wait
 
 _IS_COLLECTING = gc.isenabled()
-gc.disable()  # half of the time would go to one collection among all that PyTorch holds
+gc.disable()  # half of the time would go to one collection of PyTorch's objects
 try:
     from switchgear import capture, disk_cache, errors, executors, passes
     from switchgear.functional import grad, value_and_grad, vjp
@@ -73,7 +73,7 @@ __all__ = [
     "wait",
 ]
 
-#: Modules by the names that they are offered under here; each is imported when it is first asked for.
+#: Modules by the names offered here; each is imported on first use.
 _LATER = {
     **dict.fromkeys(("cache_info", "explain"), "switchgear_tools.explain"),
     "plan": "switchgear_tools.plan",

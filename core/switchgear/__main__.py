@@ -1,4 +1,4 @@
-"""`python -m switchgear`."""
+"""The command `python -m switchgear`."""
 
 import sys
 

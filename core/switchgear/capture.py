@@ -1,6 +1,6 @@
-"""From a Python function to a trace: the doors that calls come in by, inputs, writes and results.
+"""From a Python function to a trace: the entrances of calls, inputs, writes and results.
 
-A plugin's feature of capture takes its names from here: `from switchgear import capture`.
+A plugin's feature of capture imports its names from here: `from switchgear import capture`.
 """
 
 from switchgear.record.call import Call, Operation

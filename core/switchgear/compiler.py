@@ -1,4 +1,4 @@
-"""The compiler of one function: which entry a call runs, what is compiled, and what falls back."""
+"""The compiler of one function: the choice of the entry for a call, compilation, and fallback."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from switchgear.runtime.varying import VaryingSizes, kind_of
 from switchgear.showing import counted
 from switchgear.torch_private.names import check_names
 
-#: In so many ways, the data of calls of one kind may come out before no more entries are specialised on them.
+#: The limit on different data outcomes of a kind of calls, beyond which entries do not specialise on data.
 _MOST_DATA = 4
 
 
-#: An entry, the inputs that a call has for it, and whether it is new.
+#: An entry, its inputs in a call, and whether the entry is new.
 _Found: TypeAlias = tuple[Entry, Sequence[torch.Tensor], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """The arguments of a call, taken apart; `varying` is its key where the sizes that `marks` names may be others."""
+    """The flattened arguments of a call; `varying` is its key if the sizes in `marks` may vary."""
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
@@ -59,7 +59,7 @@ class _Call:
 
 
 class Compiler:
-    """Compiles one function on demand, and keeps what it compiled."""
+    """A compiler of one function on demand, with the cache of its entries."""
 
     def __init__(
         self,
@@ -81,26 +81,26 @@ class Compiler:
         self.strict: bool = options["strict"] or options["fallback"] == "error"
         self._fallback: str = options["fallback"]
         self._is_part: bool = options.get("is_part", False)
-        #: What TorchDynamo makes of what capture refuses, by function: a module's forward may be replaced.
+        #: Functions as split by TorchDynamo, by function: a module's forward may be replaced.
         self.splits: dict[Callable[..., object], Split] = {}
         sizes = options["cache_size"], options["recompile_limit"]
         self.cache = Cache(self.name, *sizes, function)
         self.fallbacks = Fallbacks(self.name, *sizes)
-        #: How often it was called.
+        #: The number of calls.
         self.calls = 0
-        #: Of these, those that initialised the module, or raised before anything was found to run, less those that
-        #: were compiled and fell back.
+        #: Calls without an entry: initialisations of a lazy module, and errors before the end of the lookup. Calls that
+        #: were compiled and fell back are subtracted.
         self.others = 0
         self.last: Entry | None = None
-        #: The call that fell back last: one like it falls back without being described.
+        #: The most recent call that fell back: a similar call falls back without being described.
         self._last_fallback: LastFallback | None = None
-        #: Whether containers among the arguments are looked into by features, for it matters which they are.
+        #: Whether features inspect containers among the arguments, because their identities matter.
         self._whole = False
         self._varying = VaryingSizes()
         self._rejit = lambda function: Compiler(
             function, None, selection, options | {"dynamic": False}
         )
-        # what it refuses is told by who split the function
+        # the code that split the function reports a refusal
         graphs = options | {"strict": False, "fallback": "quiet", "is_part": True}
         self._compile_graph = lambda graph, dynamic, name: Compiler(
             graph.forward, graph, selection, graphs | {"dynamic": dynamic, "name": name}
@@ -108,7 +108,7 @@ class Compiler:
         self._lock = Lock()
 
     def state(self) -> str:
-        """How often it was called, and what came of that, in one line."""
+        """Return the number of calls and their outcomes, in one line."""
         entries = sum(1 for _ in self.cache.entries())
         reasons = self.fallbacks.reasons.values()
         splits = sum(one.splits for one in reasons)
@@ -121,7 +121,7 @@ class Compiler:
 
     @internals.opaque
     def __call__(self, *args: object, **kwargs: object) -> object:
-        """Run the entry that fits, the last one run tried first, or compile one."""
+        """Run the entry that fits, the most recent first, or compile a new entry."""
         entry = self.last
         if entry is not None:
             try:
@@ -133,15 +133,15 @@ class Compiler:
                 if result is not MISS:
                     return result
             except MISSES:
-                pass  # it is found out again, with what else does not fit
+                pass  # `look_up` repeats the check, together with other guards
         return self.look_up(args, kwargs)
 
     def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """Run the entry that fits, by its key, or compile one; or the original function, where capture refuses."""
+        """Run the entry that fits, by its key, or compile a new entry; where capture refuses, run the original."""
         if active_recorder() is not None or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return self.function(*args, **kwargs)
         if any(isinstance(value, torch.fx.Proxy) for value in (*args, *kwargs.values())):
-            return self.function(*args, **kwargs)  # a part of what torch.fx traces
+            return self.function(*args, **kwargs)  # a part of a torch.fx trace
         self.calls += 1
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
             self.others += 1
@@ -188,7 +188,7 @@ class Compiler:
             try:
                 return self._run_original(failure, args, kwargs)
             finally:
-                failure = None  # through its traceback it holds this frame, and so the arguments
+                failure = None  # its traceback holds this frame, and so the arguments
         assert isinstance(found, Fallback)
         splits = self._fallback == "split" and found.error.splits and self._can_be_split()
         split = self._split((args, kwargs)) if splits else None
@@ -199,9 +199,9 @@ class Compiler:
     def take_turns(
         self, args: tuple[object, ...], kwargs: dict[str, object], is_alone: bool = False
     ) -> object:
-        """Run another entry than the last one that ran calls of these sizes, `MISS` if none fits.
+        """Run another recent entry for calls of these sizes; return `MISS` if none fits.
 
-        `is_alone`: one that is for a module's forward and nothing else.
+        `is_alone`: only entries for a module's forward and nothing else.
         """
         last, sizes = self.last, sizes_of(args, kwargs)
         for entry in self.cache.recent(sizes):
@@ -218,10 +218,10 @@ class Compiler:
     def _run_original(
         self, failure: Exception, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
-        """Run the function, which raises eager's own error; if it does not, the fault is ours."""
+        """Run the function, which raises eager's own error; otherwise the fault is Switchgear's."""
         result = self.function(*args, **kwargs)
         if isinstance(failure, FailedAssertion):
-            return result  # the function catches what it raises where an assertion fails
+            return result  # the function catches the error of the failed assertion
         self.others -= 1
         found = self._refused(fault(failure))
         self.fallbacks.count(found, False, self._fallback == "quiet")
@@ -229,14 +229,14 @@ class Compiler:
 
     @property
     def hits(self) -> int:
-        """Return how many calls ran what was compiled before; the call at hand is one of them until it is not."""
+        """The number of calls answered by existing code; the current call counts until it falls back or compiles."""
         fallbacks = sum(fallback.calls for fallback in self.fallbacks.reasons.values())
         return self.calls - len(self.cache.reasons) - fallbacks - self.others
 
     def examined(
         self, selection: Selection, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> Entry | Fallback:
-        """What a call would run, or why it falls back, with another selection; it does not run, and is not kept."""
+        """Return the entry that a call would run with another selection, or the fallback; nothing runs or is kept."""
         options = self.options | {"strict": False, "fallback": "quiet"}
         fresh = Compiler(self.function, self.module, selection, options)
         found = fresh._find(args, kwargs, {})
@@ -247,7 +247,7 @@ class Compiler:
         return is_python and not internals.tracing() and internals.can_take_apart()
 
     def _split(self, call: object) -> Split:
-        """The function as TorchDynamo takes it apart, looked into with the arguments of its first call."""
+        """Return the function as split by TorchDynamo, inspected with the arguments of its first call."""
         function = getattr(self.function, "now", lambda: self.function)()
         if function not in self.splits:
             dynamic = True if self.dynamic is True else None
@@ -256,20 +256,20 @@ class Compiler:
         return self.splits[function]
 
     def _alike(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Fallback | None:
-        """Why a call falls back that is like the one that did last."""
+        """Return the fallback of a call similar to the most recent call that fell back."""
         last = self._last_fallback
         if last is None:
             return None
         with (
             self._lock
-        ):  # the original does not run while another thread captures, which undoes what it wrote
+        ):  # wait while another thread captures: that capture undoes writes of the function
             return last.fallback if last.is_for(args, kwargs, self.module) else None
 
     @undoing
     def _find(
         self, args: tuple[object, ...], kwargs: dict[str, object], unfit: dict[Entry, str]
     ) -> _Found | Fallback:
-        """The entry that fits, its inputs and whether it is new, or why there is none. None of `unfit` fits."""
+        """Return the entry for a call, its inputs and whether it is new, or the fallback. Skip entries in `unfit`."""
         call = None
         with self._lock:
             if self.fallbacks.always is not None and not self.cache.entries():
@@ -322,7 +322,7 @@ class Compiler:
     def _known(
         self, call: _Call, fallback: Fallback | None, unfit: dict[Entry, str]
     ) -> _Found | None:
-        """What was compiled before and fits."""
+        """Return an existing entry that fits."""
         is_crowded = fallback is not None and fallback.is_crowded
         for key in dict.fromkeys((call.key, call.varying)):
             found = self.cache.find(key, call.args, call.kwargs, unfit, is_crowded)
@@ -340,7 +340,7 @@ class Compiler:
         if on_data is None and (
             len(unfit) >= _MOST_DATA or (self.hits <= len(unfit) and any(map(_is_for_few, unfit)))
         ):
-            on_data = False  # the values are others in each call, it seems
+            on_data = False  # the values seem to differ in each call
         options = self.selection, self._rejit, on_data, marks, self._whole, call.unread
         drop = weakref.WeakMethod(self._drop)
         new = Entry(self.function, call.leaves, call.spec, self.module, *options, drop=drop)
@@ -361,7 +361,7 @@ class Compiler:
         return new, inputs, True
 
     def _drop(self, entry: Entry, fault: str = "") -> None:
-        """Let go of an entry, at any time. If it has a fault, later calls of its kind run in eager."""
+        """Drop an entry, at any time. After a fault, later calls of its kind run in eager mode."""
         key = self.cache.drop(entry)
         if self.last is entry:
             self.last = None
@@ -380,7 +380,7 @@ class Compiler:
         marks = marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
         if not self._is_part:
             return marks
-        # those that a graph of TorchDynamo's is given vary
+        # numbers passed to a TorchDynamo graph vary
         numbers = [place for place, leaf in enumerate(leaves) if type(leaf) is int]
         return {**marks, **{number_place(n): frozenset({0}) for n in numbers}}
 
@@ -391,6 +391,6 @@ class Compiler:
 
 
 def _is_for_few(entry: Entry) -> bool:
-    """Check whether few calls have the data that an entry is for: numbers, counts, or many truths, as a loop asks."""
+    """Check whether few calls match the data of an entry: numbers, counts, or many booleans, as in a loop."""
     checks = [line for line in entry.captured.trace.bound_symbols if line.is_check]
     return len(checks) > _MOST_DATA or any(not isinstance(line.args[0], bool) for line in checks)

@@ -1,7 +1,7 @@
 """Cache on disk: JSON values and files, by keys of any length, in one folder that only this user may write to.
 
-Each entry carries a digest. A damaged entry is deleted when it is read. A folder of another user, or one that others
-may write to, is refused with a `CacheWarning`: who writes to the folder can run code as the user.
+Each entry carries a digest. A damaged entry is deleted when read. A folder of another user, or with write access for
+others, is refused with a `CacheWarning`: anyone who writes to the folder can run code as the user.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 
 from switchgear.errors import CacheWarning
 
-#: Names the folder, in place of `switchgear` in `XDG_CACHE_HOME` or `~/.cache`.
+#: The variable that names the folder, instead of `switchgear` in `XDG_CACHE_HOME` or `~/.cache`.
 CACHE_VARIABLE = "SWITCHGEAR_CACHE_DIR"
-#: Says that a folder is ours, to `switchgear cache clear` and to programs that make backups.
+#: The file that marks a folder as Switchgear's, for `switchgear cache clear` and for backup programs.
 _MARKER = "CACHEDIR.TAG"
 _TAG = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"
@@ -33,7 +33,7 @@ _TAG = (
 )
 #: The names of values and of files.
 ENTRY = re.compile(r"[0-9a-f]{64}\.(entry|file)")
-#: The names of folders for one process, for all processes, and of files that are being written.
+#: The names of folders for one process, for all processes, and of unfinished files.
 _OTHERS = re.compile(r"(work-\w+|shared-\w+|tmp\w+\.new)")
 
 
@@ -52,7 +52,7 @@ def folder() -> Path:
 
 
 def entries() -> Path | None:
-    """Return the folder of the entries, created if missing; None, after one warning, if it cannot be used."""
+    """Return the folder of the entries, created if missing; None, after one warning, if unusable."""
     try:
         place = folder().absolute().resolve() / "entries"
         fault = _fault(place)
@@ -64,7 +64,7 @@ def entries() -> Path | None:
 
 
 def _fault(place: Path) -> str:
-    """Make the folder unless it is there; return why it cannot be trusted."""
+    """Create the folder if missing; return why it cannot be trusted."""
     if not os.path.lexists(place):
         _make(place)
     status = os.lstat(place)
@@ -89,7 +89,7 @@ def _is_ours(place: Path) -> bool:
 
 
 def _make(place: Path) -> None:
-    """Make the folder with its marker, both at once: another process may do so at the same time."""
+    """Create the folder together with its marker: another process may do so concurrently."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(prefix="entries-", dir=place.parent))
     try:
@@ -238,14 +238,14 @@ def _workplace(process: int, home: Path | None) -> Path:
     return place
 
 
-#: Descriptors that are locked as long as the process lives which a folder belongs to.
+#: Descriptors that stay locked while the folder's process lives.
 _LOCKS: dict[Path, int | None] = {}
-#: Seconds after which its process has locked a new folder.
+#: Seconds within which a process has locked its new folder.
 _PATIENCE = 60
 
 
 def _locked(place: Path) -> int | None:
-    """Lock a folder; None if another process has, or where there are no such locks."""
+    """Lock a folder; return None if another process has locked it, or where such locks do not exist."""
     try:
         import fcntl  # noqa: PLC0415 - Windows has none
     except ImportError:
@@ -273,7 +273,7 @@ def is_abandoned(place: Path) -> bool:
 
 
 def _remove(place: Path, process: int) -> None:
-    if os.getpid() == process:  # not in a process forked by that
+    if os.getpid() == process:  # not in a fork
         shutil.rmtree(place, ignore_errors=True)
 
 
@@ -298,7 +298,7 @@ def everything() -> list[Path]:
 
 
 def _content(name: str) -> bytes | None:
-    """Return what an entry holds; delete it if that is damaged."""
+    """Return the content of an entry; delete a damaged entry."""
     place = entries()
     if place is None:
         return None

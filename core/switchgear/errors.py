@@ -36,7 +36,7 @@ class _Thread(threading.local):
     made: list[CaptureError] | None = None
 
 
-#: Those made in a thread, which the code that runs there may catch.
+#: The capture errors of a thread, which code in the thread may catch.
 CAPTURE_ERRORS = _Thread()
 
 
@@ -48,7 +48,7 @@ class DataDependent(CaptureError):
     """Error of a Python value or an output shape that depends on the values of a tensor."""
 
 
-#: Why a call that needs data fails inside a grad rule or a backward.
+#: The reason why a call that needs data fails inside a grad rule or a backward.
 NO_DATA_IN_RULES = (
     "a grad rule or a backward has no data while it is traced; use torch.where, "
     "or have the rule's checker decline such calls"
@@ -137,7 +137,7 @@ def warn(message: str) -> None:
     warnings.warn(message, PluginWarning, stacklevel=level)
 
 
-#: The folder of this package, and of those whose names begin with its own.
+#: The folder of this package, also the prefix of packages whose names begin alike.
 _PACKAGE = os.path.dirname(__file__)
-#: Say it once, where it holds for the process.
+#: The variant of `warn` for facts about the whole process: each message appears once.
 warn_once = functools.cache(warn)

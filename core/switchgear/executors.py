@@ -1,11 +1,11 @@
-"""Names for authors of executors, beside `Executor`, `FusionExecutor` and `Table` at the top.
+"""Names for authors of executors, next to `Executor`, `FusionExecutor` and `Table` in `switchgear`.
 
     from switchgear import executors
 
     def can_fuse(region: executors.Region) -> bool: ...
 
 Hooks receive a `Registry`, a `Region` and a `RegionContext`, and return an `Implementation` or a `RegionChoice`.
-`Choice` and `Saved` stand in `sg.last_choices` and `sg.last_saved`. `Progress` shows how far a compilation is, and
+`Choice` and `Saved` occur in `sg.last_choices` and `sg.last_saved`. `Progress` shows the progress of a compilation, and
 `surroundings` is the part of a key that names machine and versions.
 """
 

@@ -1,6 +1,6 @@
 """`grad`, `value_and_grad` and `vjp`: derivatives as functions, of any order by nesting.
 
-Inside a capture, the function is captured by itself and differentiated by the grad pass. Its joint trace is evaluated
+Inside a capture, the function is captured separately and differentiated by the grad pass. Its joint trace is evaluated
 there: an enclosing derivative differentiates the lines that the rules recorded.
 """
 
@@ -31,7 +31,7 @@ from switchgear.record.values import metadata_proxy
 from switchgear.registry.selection import Selection
 from switchgear.runtime.epilogue import finish
 
-#: From flat cotangents to the gradients of leaves, by their places.
+#: A function from flat grad outputs to the gradients of leaves, by their places.
 _Pull: TypeAlias = Callable[[list[Any]], dict[int, torch.Tensor]]
 
 
@@ -120,7 +120,7 @@ def value_and_grad(
 
 
 def _position(number: int, args: tuple[object, ...]) -> int:
-    """An entry of `argnums` as a position; negative ones count from the end."""
+    """Return an entry of `argnums` as a position; a negative entry counts from the end."""
     if not -len(args) <= number < len(args):
         raise InvalidInput(
             f"argnums asks for argument {number}, but the function was called with {len(args)} arguments by place; "
@@ -177,7 +177,7 @@ def _linearised(
     positions: tuple[int, ...],
     selection: Selection,
 ) -> tuple[Any, Callable[[list[Any]], tuple[Any, ...]]]:
-    """What the function returns, and its pullback from flat cotangents to a gradient per wanted argument."""
+    """Return the function's result, and its pullback from flat grad outputs to a gradient per wanted argument."""
     leaves, spec = flatten((args, kwargs))
     owners = [position for position, arg in enumerate(args) for _ in flatten(arg)[0]]
     wanted = [
@@ -206,7 +206,7 @@ def _captured(
     wanted: list[int],
     selection: Selection,
 ) -> tuple[Any, _Pull]:
-    """What the function returns, and its pullback, recorded."""
+    """Return the function's result, and its recorded pullback."""
     recorder = active_recorder()
     assert recorder is not None
     recorder.tracker.settle()
@@ -234,7 +234,7 @@ def _captured(
 def _by_autograd(
     function: Callable[..., Any], leaves: list[Any], spec: Structure, wanted: list[int]
 ) -> tuple[Any, _Pull]:
-    """What the function returns, and its pullback, in eager: where capture refuses the function."""
+    """Return the function's result, and its pullback, in eager mode: where capture refuses the function."""
     higher = torch.is_grad_enabled() and any(
         isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
     )
@@ -277,7 +277,7 @@ def _pull(
     cotangents: list[Any],
     higher: bool,
 ) -> dict[int, torch.Tensor]:
-    """The gradients of the arguments, by position among their leaves, for a cotangent per returned leaf."""
+    """Return the gradients of the arguments, by position among their leaves, for a grad output per returned leaf."""
     given: dict[int, torch.Tensor] = {}
     through: dict[int, torch.Tensor] = {}
     for item, cotangent in zip(captured.outputs.returned, cotangents, strict=False):

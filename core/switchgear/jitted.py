@@ -1,4 +1,4 @@
-"""What `jit` returns: functions and modules whose calls run as compiled traces, otherwise as the originals are."""
+"""The results of `jit`: functions and modules whose calls run as compiled traces, otherwise like the originals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Decorator(Protocol):
-    """`jit` with options alone."""
+    """The type of `jit` with options alone."""
 
     @overload
     def __call__(self, function: Module) -> Module: ...
@@ -38,7 +38,7 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]: ...
 
 
-#: Exceptions that mean: this entry does not fit the call, by its data or because its prologue refuses the call.
+#: Exceptions with the meaning: this entry does not fit the call, by its data or because its prologue refuses the call.
 MISSES = (OtherData, Unsupported)
 
 
@@ -51,21 +51,21 @@ class Compiled(Protocol):
     calls: int
 
     def state(self) -> str:
-        """How often it was called, and what came of that, in one line."""
+        """Return the number of calls and their outcomes, in one line."""
 
     def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        """Run a call that the entry last run does not fit."""
+        """Run a call that does not fit the most recent entry."""
 
     def take_turns(
         self, args: tuple[object, ...], kwargs: dict[str, object], is_alone: bool = False
     ) -> object:
-        """Run another entry that ran calls of these sizes."""
+        """Run another recent entry for calls of these sizes."""
 
 
 @internals.opaque
 def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call what was compiled."""
-    # inlined from `Compiler`: one Python call costs as much as this whole path
+    """Run the compiled code for a call."""
+    # inlined from `Compiler`: one Python call costs as much as the whole path
     try:
         compiler = self._switchgear
         entry = compiler.last
@@ -87,9 +87,9 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class _asked_by:
-    """A special method that only code of one module sees, not a wrapper that forwards unknown attributes.
+    """A special method visible to code of one module alone, not to a wrapper that forwards unknown attributes.
 
-    `copy.deepcopy` of such a wrapper would give a copy of what it wraps.
+    Otherwise `copy.deepcopy` of such a wrapper would return a copy of the wrapped function.
     """
 
     def __init__(self, module: str) -> None:
@@ -108,7 +108,7 @@ class _asked_by:
 class JitFunction(Shown):
     """A function that runs as compiled traces; calls like the original.
 
-    Copied and pickled are the function and what makes another of it, `again`; nothing that was compiled.
+    Copies and pickles contain the function and its way of jitting, `again`, but no compiled code.
     """
 
     def __init__(self, compiler: Compiled, again: Callable[..., Any]) -> None:
@@ -135,7 +135,7 @@ class JitFunction(Shown):
     def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
         function = self._switchgear.function
         twin = copy.deepcopy(function, memo)
-        # functions are copied as themselves, methods go with their instance, which may hold this
+        # functions are copied as themselves, methods with their instance, perhaps the holder of this object
         again = self if twin is function else memo.get(id(self))
         return self._switchgear_again(twin) if again is None else again
 
@@ -144,14 +144,14 @@ class JitFunction(Shown):
         if _named(function) is self:
             return (
                 function.__qualname__
-            )  # a decorated function, which stands in the original's place
+            )  # a decorated function, which pickle finds in the place of the original
         if isinstance(function, types.MethodType) and _is_own(function):
             return _method, (self._switchgear_again, function.__self__, function.__name__)
         return self._switchgear_again, (function,)
 
 
 def _named(function: Callable[..., object]) -> object:
-    """What stands where pickle looks for a function."""
+    """Return the object at the place where pickle looks for a function."""
     place: Any = sys.modules.get(getattr(function, "__module__", None) or "")
     for name in getattr(function, "__qualname__", "").split("."):
         place = getattr(place, name, None)
@@ -159,7 +159,7 @@ def _named(function: Callable[..., object]) -> object:
 
 
 def _is_own(method: types.MethodType) -> bool:
-    """Whether its class has the method, so that an instance that has another in its place does not matter."""
+    """Check whether the class defines the method, so that an override on the instance does not matter."""
     return getattr(type(method.__self__), method.__name__, None) is method.__func__
 
 
@@ -168,11 +168,12 @@ def _method(again: Callable[..., object], instance: object, name: str) -> object
 
 
 class JitModule:
-    """Mixed into the class of a jitted module: `forward` runs as compiled traces, everything else is the original's.
+    """A mix-in for the class of a jitted module: `forward` runs as compiled traces, all other members are the
+    original's.
 
-    The instance shares the original's `__dict__`: parameters, buffers, submodules, hooks, flags and attributes are one.
-    A forward that is assigned is its own, for what replaces a forward calls the one before; where it does not, that is
-    what is jitted from then on.
+    The instance shares the original's `__dict__`: parameters, buffers, submodules, hooks, flags and attributes. An
+    assigned forward belongs to the instance alone, because replacements usually call the previous forward. A
+    replacement that does not is itself jitted from then on.
     """
 
     __slots__ = (
@@ -204,7 +205,7 @@ class JitModule:
     def __deepcopy__(self, memo: dict[int, Any]) -> object:
         module = copy.deepcopy(self._switchgear.module, memo)
         if id(self) in memo:
-            return memo[id(self)]  # the module holds it
+            return memo[id(self)]  # the module holds this object
         twin = memo[id(self)] = self._switchgear_again(module)
         if self._switchgear_forward is not None:
             twin.__setstate__(copy.deepcopy(self._switchgear_forward, memo))
@@ -217,10 +218,10 @@ class _Forward:
     def __init__(self, original: Callable[..., Any]) -> None:
         function = types.FunctionType(_run.__code__, _run.__globals__, "forward")
         functools.update_wrapper(function, original)
-        # what unwraps a forward looks for one that compiles
+        # code that unwraps a forward must find this function
         function.__dict__.pop("__wrapped__")
         internals.opaque(function)
-        with contextlib.suppress(TypeError, ValueError):  # it has none
+        with contextlib.suppress(TypeError, ValueError):  # no signature
             function.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
         self.function = function
 
@@ -241,7 +242,7 @@ class _Forward:
 
 
 class _Method:
-    """A method of a jitted module that is jitted by itself."""
+    """A separately jitted method of a jitted module."""
 
     def __init__(self, name: str, original: Callable[..., Any]) -> None:
         self._name = name
@@ -255,7 +256,7 @@ _CALL = nn.Module.__call__
 
 
 def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
-    """What calling a module of that kind comes to where it has no hooks; all else is left to its `__call__`."""
+    """Return the fast `__call__` for modules of a class without hooks; other cases use its `__call__`."""
 
     @internals.opaque
     def __call__(self: Any, *args: Any, **kwargs: Any) -> object:
@@ -268,7 +269,7 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
                 and self._compiled_call_impl is None
                 and kind.__call__ is _CALL
             ):
-                # that there are no hooks since is among what the prologue looks at
+                # the prologue checks that there are still no hooks
                 try:
                     result = entry.call(args, kwargs)
                     if result is not MISS:
@@ -284,13 +285,13 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
                 compiled is not None
                 and getattr(inspect.unwrap(compiled), "__self__", self) is not self
             ):
-                # by the original's `compile()`, which knows nothing of this
+                # compiled by the original's `compile()`, which ignores the jitted module
                 return self._call_impl(*args, **kwargs)
             own, calls = self._switchgear_forward, self._switchgear.calls
             result = kind.__call__(self, *args, **kwargs)
             is_passed_over = own is not None and self._switchgear.calls == calls
             if is_passed_over and not isinstance(own, JitFunction) and active_recorder() is None:
-                # it calls nothing compiled: from now on it is what is compiled
+                # no compiled code was called: from now on this forward is compiled
                 object.__setattr__(self, "_switchgear_forward", self._switchgear_jit(own))
             return result
         except Exception as error:
@@ -301,12 +302,12 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
 
 
 def _module_as_html(self: Any) -> str:
-    """A jitted module in a notebook; its `repr` is the original's."""
+    """Return a jitted module as HTML for a notebook; its `repr` is the original's."""
     return as_html(limited([f"# sg.jit: {self._switchgear.state()}", *repr(self).splitlines()]))
 
 
 def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any]:
-    """The class of a jitted module of that kind."""
+    """Return the class of jitted modules of a class."""
     attributes: dict[str, Any] = {
         "__slots__": (),
         "__module__": kind.__module__,
@@ -322,7 +323,7 @@ def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any
         attributes["cls_to_become"] = property(_initialised_class(kind, methods))
     metaclass: Any = type(kind)
     jitted: type[Any] = metaclass(kind.__name__, (JitModule, kind), attributes)
-    # afterwards, for a base class's __init_subclass__ may wrap what it takes for the subclass's own
+    # afterwards, because a base class's __init_subclass__ may wrap methods that the subclass defines
     for name in methods:
         setattr(jitted, name, _Method(name, getattr(kind, name)))
     jitted.forward = _Forward(kind.forward)
@@ -330,11 +331,11 @@ def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any
 
 
 def _original_made(kind: type[nn.Module]) -> Callable[..., nn.Module]:
-    """`__new__` of the class of a jitted module: what `type(self)(...)` makes is not jitted."""
+    """Return `__new__` for the class of a jitted module: `type(self)(...)` creates a module that is not jitted."""
 
-    @functools.wraps(kind.__init__)  # its signature is the class's
+    @functools.wraps(kind.__init__)  # the signature of the class
     def __new__(jitted: type, *args: Any, **kwargs: Any) -> nn.Module:
-        # the metaclass's `__call__`, which makes it, is running
+        # a caller up the stack, the metaclass's `__call__`, is running
         made: nn.Module = type.__call__(kind, *args, **kwargs)
         return made
 
@@ -342,7 +343,7 @@ def _original_made(kind: type[nn.Module]) -> Callable[..., nn.Module]:
 
 
 def _initialised_class(kind: Any, methods: Sequence[str]) -> Callable[[object], type[object]]:
-    """What a jitted lazy module becomes when its parameters are made; the original becomes it too."""
+    """Return the property of a jitted lazy module with its class after initialisation; the original changes too."""
 
     def cls_to_become(self: Any) -> type[object]:
         self._switchgear.module.__class__ = kind.cls_to_become
@@ -358,7 +359,7 @@ def jitted_module(
     method_again: Callable[..., object],
     methods: Sequence[str],
 ) -> nn.Module:
-    """A module that shares the state of `module`, and runs what `compiler` makes of its forward and `methods`."""
+    """Return a module that shares the state of `module`, and runs compiled code for its forward and `methods`."""
     if isinstance(module, JitModule):
         module = module._switchgear.module  # type: ignore[assignment]
     for name in methods:
@@ -386,7 +387,7 @@ def jitted_module(
 
 
 def _forward_of(module: nn.Module) -> Callable[..., object]:
-    """Its forward at the time of a call, named as the module is."""
+    """Return the module's forward at the time of a call, named like the module."""
 
     @functools.wraps(module.forward)
     def forward(*args: object, **kwargs: object) -> Any:

@@ -32,7 +32,7 @@ def surroundings(devices: Iterable[torch.device]) -> dict[str, str]:
 
 
 def machine(devices: Iterable[torch.device]) -> dict[str, str]:
-    """That of it which no program changes: versions and models."""
+    """Return properties that no program changes: versions and models."""
     models = {f"device {device}": _model(device) for device in sorted(devices, key=str)}
     return {**_versions(), **models}
 

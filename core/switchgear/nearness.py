@@ -1,4 +1,4 @@
-"""Nearness: how far results may be from those of PyTorch's operators, which are not exact themselves."""
+"""Nearness: tolerances for results compared with PyTorch's operators, which are not exact themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from switchgear.nesting import map_tensors, tensors_in
 
-#: So many times further from the exact values than PyTorch's operators may a result be that sums in another order.
+#: The limit on the error of a result with another order of sums, as a multiple of the error of PyTorch's operators.
 _TIMES = 10
 
 
@@ -19,15 +19,16 @@ def tolerances(
     exact: torch.Tensor | None = None,
     inputs: Sequence[torch.Tensor] = (),
 ) -> tuple[float, float]:
-    """Relative and absolute tolerance of results; none for integers.
+    """Return the relative and absolute tolerance of results; zeros for integers.
 
-    The absolute one is the square root of the dtype's precision, of the largest element, and more where terms cancel:
-    there a more exact result than PyTorch's is far from it.
+    The absolute tolerance is the square root of the dtype's precision, times the largest element. It grows where terms
+    cancel: there a result more exact than PyTorch's is far from PyTorch's.
 
     Args:
-        expected: What PyTorch's operators give.
-        exact: The same computed in float64, if it can be.
-        inputs: What it is computed from. In float64, where nothing is more exact, their largest element counts, too.
+        expected: the result of PyTorch's operators.
+        exact: the same result computed in float64, if possible.
+        inputs: the inputs of the computation. In float64, where nothing is more exact, their largest element counts,
+            too.
     """
     if not (expected.is_floating_point() or expected.is_complex()):
         return 0.0, 0.0
@@ -41,7 +42,7 @@ def tolerances(
 
 
 def in_float64(function: Callable[..., object], nest: Any) -> list[torch.Tensor | None]:
-    """The tensors that a function gives for `(args, kwargs)` widened to float64; empty where it does not run so."""
+    """Return the tensors that a function gives for `(args, kwargs)` widened to float64; empty where it fails."""
     with contextlib.suppress(Exception):
         args, kwargs = map_tensors(widened, nest)
         return [*tensors_in(function(*args, **kwargs))]
@@ -49,7 +50,7 @@ def in_float64(function: Callable[..., object], nest: Any) -> list[torch.Tensor 
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in float64 or complex128; others as they are."""
+    """Return a tensor in float64 or complex128; a tensor of integers unchanged."""
     if tensor.is_complex():
         return tensor.to(torch.complex128)
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor

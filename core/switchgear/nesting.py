@@ -10,12 +10,12 @@ import torch
 
 from switchgear.errors import Unsupported
 
-#: Most of what is neither a tensor, nor what stands for one, nor a nest among the arguments of a call.
+#: The most frequent types of arguments other than tensors, stand-ins and containers.
 PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
 
 
 def tensors_in(value: object) -> Iterator[torch.Tensor]:
-    """The tensors in a nest of tuples, lists, dicts and slices, in order."""
+    """Return an iterator over the tensors in a nest of tuples, lists, dicts and slices, in order."""
     return iter(instances_in(torch.Tensor, value))
 
 
@@ -24,7 +24,7 @@ def instances_in(kinds: type | tuple[type, ...], value: object) -> list[Any]:
     pending, found = [value], list[Any]()
     while pending:
         part: Any = pending.pop()
-        if type(part) in PLAIN:  # faster than to ask whether it is one
+        if type(part) in PLAIN:  # faster than `isinstance`
             continue
         if isinstance(part, kinds):
             found.append(part)
@@ -38,7 +38,7 @@ def instances_in(kinds: type | tuple[type, ...], value: object) -> list[Any]:
 
 
 def map_tensors(function: Callable[[torch.Tensor], object], value: object) -> Any:
-    """`value` with every tensor in its nest of tuples, lists, dicts and slices replaced by `function(tensor)`."""
+    """Return `value` with each tensor in its nest of tuples, lists, dicts and slices replaced by `function(tensor)`."""
     return map_instances(torch.Tensor, function, value)
 
 
@@ -68,7 +68,7 @@ def map_instances(
 
 
 def twin(one: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A copy without history, of the same strides, in memory of its own; of another dtype where one is given."""
+    """Return a copy without history, of equal strides, in memory of its own; of another dtype if given."""
     if one.layout is not torch.strided:
         return one.detach().clone().to(dtype or one.dtype)
     steps = zip(one.shape, one.stride(), strict=True)

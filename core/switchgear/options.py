@@ -24,7 +24,7 @@ from switchgear.registry.plugins import installed
 from switchgear.registry.preferences import PerOperator
 from switchgear.registry.registry import Table
 
-#: What becomes of a call that cannot be captured.
+#: The fate of a call that cannot be captured.
 FallbackTo: TypeAlias = Literal["split", "eager", "error"]
 
 
@@ -58,7 +58,7 @@ class Options(Defaults, total=False):
 
 
 _DEFAULTS: ContextVar[Mapping[str, object]] = ContextVar("defaults", default=MappingProxyType({}))
-#: Whether a value is one that an option may have, and what such values are.
+#: A check whether a value is valid for an option, and a description of valid values.
 _Kind: TypeAlias = tuple[Callable[[Any], bool], str]
 
 
@@ -82,7 +82,7 @@ def _several(what: str, *kinds: type) -> _Kind:
     return fits, f"a list of {what}"
 
 
-#: The words that options may be.
+#: The words valid for options.
 _WORDS: Mapping[str, tuple[str, ...]] = {"compile": COMPILE, "fallback": get_args(FallbackTo)}
 
 
@@ -149,7 +149,12 @@ def with_defaults(jit: Callable[..., object]) -> Callable[..., object]:
 
 
 def check_options(options: Mapping[str, object], names: Sequence[str] = ()) -> None:
-    """Raise `TypeError` for names that are none of `Defaults` or `names`, `ValueError` for invalid values."""
+    """Check the names and values of options.
+
+    Raises:
+        TypeError: a name is neither in `Defaults` nor in `names`.
+        InvalidInput: a value is invalid.
+    """
     known = *names, *Defaults.__annotations__
     unknown = [name for name in options if name not in known]
     if unknown:
@@ -165,7 +170,7 @@ def check_options(options: Mapping[str, object], names: Sequence[str] = ()) -> N
 
 
 def executors_in(text: str) -> Executors:
-    """A list of executors as it is written outside of Python: `first,...,-other`, or `auto`."""
+    """Return a list of executors from text outside of Python: `first,...,-other`, or `auto`."""
     if text == "auto":
         return "auto"
     items = [item.strip() for item in text.split(",")]
@@ -185,7 +190,7 @@ def _flag(text: str) -> bool:
     return text == "1"
 
 
-#: Variables of the environment that set an option, and how their text is read; passes read the last one themselves.
+#: Environment variables that set an option, and the parsers of their text; passes read the last variable themselves.
 VARIABLES: Mapping[str, tuple[str, Callable[[str], object]]] = {
     "SWITCHGEAR_EXECUTORS": ("executors", executors_in),
     "SWITCHGEAR_MEMORY": ("memory", memory_in),
@@ -197,7 +202,7 @@ VARIABLES: Mapping[str, tuple[str, Callable[[str], object]]] = {
 
 
 _PREFIX = "SWITCHGEAR_"
-#: Variables that others read.
+#: Variables read elsewhere.
 _OTHERS = (
     "SWITCHGEAR_CACHE_DIR",
     "SWITCHGEAR_DISABLE",
@@ -207,7 +212,7 @@ _OTHERS = (
 
 
 def _warn_of_unknown() -> None:
-    """Warn, once, of variables whose names are near those that are read: `SWITCHGEAR_EXECUTOR`."""
+    """Warn, once, of variables with names near the known names: `SWITCHGEAR_EXECUTOR`."""
     known = (*VARIABLES, *_OTHERS)
     for name in os.environ:
         if name.startswith("SWITCHGEAR_") and name not in known:

@@ -1,4 +1,4 @@
-"""Attributes replaced for a while, changes that an interrupt would leave, and who calls what stands in their place."""
+"""Temporary replacements of attributes, changes undone after interrupts, and callers of replacements."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 
 
 class Change:
-    """A change of the process or of this thread, until `undo`. Write it down before it is made.
+    """A change of the process or of this thread, until `undo`. Create it before the change is made.
 
     An interrupt may arrive between any two instructions: `put_back` undoes the changes whose own `undo` did not run.
 
     Args:
-        undo: Restores the former state; called more than once if it is interrupted.
-        args: The arguments of `undo`.
+        undo: restores the former state; called more than once if interrupted.
+        args: the arguments of `undo`.
     """
 
     __slots__ = ("_args", "_undo")
@@ -30,11 +30,11 @@ class Change:
         changes().append(self)
 
     def forget(self) -> None:
-        """Let the change be: it is no longer to be undone."""
+        """Keep the change: it is no longer to be undone."""
         changes().remove(self)
 
     def undo(self) -> None:
-        """Undo the change, unless that is done."""
+        """Undo the change, unless already undone."""
         pending = changes()
         if self not in pending:
             return
@@ -45,29 +45,29 @@ class Change:
         pending.remove(self)
 
     def _is_of(self, earlier: Change) -> bool:
-        """Whether it changed again what `earlier` had changed: all arguments but the last, a former state, are one."""
+        """Check whether this change repeats `earlier`: all arguments but the last, the former state, are identical."""
         pairs = zip(self._args[:-1], earlier._args[:-1], strict=False)
         return self._undo == earlier._undo and all(one is other for one, other in pairs)
 
 
-#: The changes that are to be undone, by thread.
+#: The changes not yet undone, by thread.
 _CHANGES: dict[int, list[Change]] = {}
 
 
 def changes() -> list[Change]:
-    """The changes of this thread that are to be undone, in their order."""
+    """Return the pending changes of this thread, in order."""
     return _CHANGES.setdefault(threading.get_ident(), [])
 
 
 def put_back(before: Collection[Change]) -> None:
-    """Undo the changes of this thread that are not among those of `before`, the last one first."""
+    """Undo the pending changes of this thread outside of `before`, the last first."""
     for change in reversed([*changes()]):
         if change not in before:
             change.undo()
 
 
 class Lock:
-    """A re-entrant lock that `put_back` frees, and that is free in the child of a fork."""
+    """A re-entrant lock, freed by `put_back` and in the child of a fork."""
 
     def __init__(self) -> None:
         self._lock: Any = threading.RLock()
@@ -93,7 +93,7 @@ class Lock:
             self._lock.release()
 
     def again(self) -> None:
-        """Make the lock anew: the thread that holds it may not be there."""
+        """Reset the lock: its holding thread may not exist."""
         self._lock._at_fork_reinit()
 
 
@@ -101,7 +101,7 @@ _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """Free all locks, and undo the changes of other threads: there are none in the child of a fork."""
+    """Free all locks, and undo the changes of other threads: in the child of a fork no other thread exists."""
     for lock in _LOCKS:
         lock.again()
     thread = threading.get_ident()
@@ -128,14 +128,14 @@ _INHERITED = object()
 def replace(
     holder: object, name: str, value: object, put: Callable[..., object] = setattr
 ) -> Change:
-    """Replace `holder.name`, an attribute of its own or inherited, by `value`."""
+    """Replace `holder.name`, an own or inherited attribute, by `value`."""
     change = Change(_restore, put, holder, name, vars(holder).get(name, _INHERITED))
     put(holder, name, value)
     return change
 
 
 class replaced(contextlib.AbstractContextManager[None]):
-    """`holder.name`, an attribute of its own or inherited, is `value`."""
+    """A context in which `holder.name`, an own or inherited attribute, is `value`."""
 
     def __init__(self, holder: object, name: str, value: object) -> None:
         self._what = holder, name, value
@@ -149,7 +149,7 @@ class replaced(contextlib.AbstractContextManager[None]):
 
 @contextlib.contextmanager
 def together(contexts: Iterable[contextlib.AbstractContextManager[Any]]) -> Iterator[None]:
-    """Enter all of these, in their order."""
+    """Enter all contexts, in their order."""
     with contextlib.ExitStack() as stack:
         for context in contexts:
             stack.enter_context(context)
@@ -159,7 +159,7 @@ def together(contexts: Iterable[contextlib.AbstractContextManager[Any]]) -> Iter
 def redirected(
     holder: object, name: str, target: Callable[..., object]
 ) -> contextlib.AbstractContextManager[None]:
-    """Calls of `holder.name` from this thread are calls of `target`, which is handed the original as first argument."""
+    """Have calls of `holder.name` from this thread call `target`, with the original as first argument."""
     found, thread = inspect.getattr_static(holder, name), threading.get_ident()
     original = getattr(found, "__func__", found)
 
@@ -174,13 +174,13 @@ def redirected(
 
 
 def is_redirection(value: object) -> bool:
-    """Whether it is what stands in the place of a function whose calls are redirected."""
+    """Check whether a value is the replacement of a function whose calls are redirected."""
     function = value.__func__ if isinstance(value, classmethod) else value
     return isinstance(function, types.FunctionType) and function.__module__ == __name__
 
 
 def caller(depth: int, *passed: str) -> str:
-    """The name of the module whose code called, `depth` frames up from who asks, past those of these packages."""
+    """Return the name of the calling module, `depth` frames above the asker, past frames of packages in `passed`."""
     frame: types.FrameType | None = sys._getframe(depth + 1)
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in passed:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""How far a long compilation or export is."""
+"""The progress of a long compilation or export."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from typing import TypeVar
 
 _Item = TypeVar("_Item")
 _WIDTH = 24
-#: Seconds between two looks at a terminal's bar.
+#: Seconds between two updates of a terminal's bar.
 _PAUSE = 0.5
 
 
 class Progress:
-    """Progress of a long task: a bar on a terminal, lines in a log elsewhere, after `patience` seconds."""
+    """Progress of a long task: a bar on a terminal, lines in a log elsewhere, after `patience` seconds.
+
+    Args:
+        count: the number of items.
+        name: the name of the task, at the start of each line.
+        shown: whether to show anything.
+        patience: seconds before the first line, and between two lines of a log.
+        unit: the plural noun for the items.
+    """
 
     def __init__(
         self, count: int, name: str, *, shown: bool, patience: float = 1.0, unit: str = "regions"

@@ -1,4 +1,4 @@
-"""How objects show themselves: code folded at 120 columns, lists item by item, and either as text in a notebook."""
+"""The display of objects: code folded at 120 columns, lists item by item, and either as text in a notebook."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import Any, Self, SupportsIndex, TypeVar, overload
 from switchgear.source_text import printable, with_comment
 
 WIDTH = 120
-#: The most that an object shows of itself.
+#: The limits on the display of an object.
 LINES, CHARACTERS = 60, 5_000
 _INDENT = "    "
 #: The width of a warning.
 _COLUMNS = 100
-#: What two spaces end.
+#: A group of text, ended by two spaces.
 _GROUP = r"\S.*?(?:  +|$)"
 
 _Item = TypeVar("_Item", covariant=True)
 
 
 class Shown:
-    """Shows its `repr` in a notebook."""
+    """An object that shows its `repr` in a notebook."""
 
     __slots__ = ()
 
@@ -35,7 +35,7 @@ class Shown:
 
 
 class Listing(Shown, tuple[_Item, ...]):
-    """A tuple that shows its items below each other, and of many the first ones."""
+    """A tuple that shows its items below each other; a long tuple shows the first items."""
 
     __slots__ = ()
 
@@ -61,12 +61,12 @@ def counted(number: int, noun: str, nouns: str = "") -> str:
 
 
 def fits(lines: Sequence[str]) -> bool:
-    """Check whether an object may show so many lines, and one more that says what is left out."""
+    """Check whether an object may show so many lines, and another line with the number of omitted lines."""
     return len(lines) <= LINES and sum(map(len, lines)) + len(lines) <= CHARACTERS - WIDTH
 
 
 def limited(lines: Sequence[str]) -> str:
-    """Return the first lines, as many as an object may show, and how many more there are."""
+    """Return the first lines, as many as an object may show, and the number of omitted lines."""
     shown = lines[:LINES]
     while not fits(shown):
         shown = shown[:-1]
@@ -83,12 +83,12 @@ def as_html(text: str) -> str:
 
 
 def shortened(text: str, width: int = WIDTH) -> str:
-    """Return text, or as much of it as the width holds."""
+    """Return text, cut to a width."""
     return text if len(text) <= width else f"{text[: width - 4]} ..."
 
 
 def warning_text(text: str, more: str = "") -> str:
-    """Wrap a message to three lines without folders; of one that is too long the middle goes, not the remedy.
+    """Wrap a message to three lines without folders; a message that is too long loses its middle, not the remedy.
 
     Args:
         text: the message.
@@ -106,9 +106,9 @@ def warning_text(text: str, more: str = "") -> str:
 
 
 def folded(code: str, comment: str) -> list[str]:
-    """Return a line of code and its comment, as several lines where it is wider than 120 columns.
+    """Return a line of code and its comment, as several lines where wider than 120 columns.
 
-    The comment goes on below the code. It is parted where it has two spaces.
+    The comment continues below the code, and is split at pairs of spaces.
     """
     line = with_comment(code, comment)
     if len(line) <= WIDTH:
@@ -129,7 +129,7 @@ def folded(code: str, comment: str) -> list[str]:
 
 
 def wrapped(text: str, width: int = WIDTH) -> list[str]:
-    """Return text in lines of a width, parted where it has two spaces if it can be."""
+    """Return text in lines of a width, split at pairs of spaces where possible."""
     text = printable(text)
     if len(text) <= width:
         return [text]
@@ -164,7 +164,7 @@ def _statement(code: str, width: int) -> Iterator[str]:
 
 
 def _commas(code: str) -> tuple[list[int], bool]:
-    """Return the places after commas in brackets, and whether there are others."""
+    """Return the places after commas in brackets, and whether there are commas outside of brackets."""
     places, outer, depth = [], False, 0
     for token in tokenize.generate_tokens(io.StringIO(code).readline):
         if token.type == tokenize.OP:
@@ -176,7 +176,7 @@ def _commas(code: str) -> tuple[list[int], bool]:
 
 
 def _filled(pieces: Iterable[str], width: int) -> list[str]:
-    """Return pieces of text in lines, each as full as the width allows."""
+    """Return pieces of text in lines, each filled up to the width."""
     lines: list[str] = []
     for piece in pieces:
         if not lines or len(lines[-1]) + len(piece.rstrip()) > width:

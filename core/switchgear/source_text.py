@@ -1,4 +1,4 @@
-"""Names and comments in generated Python: text of users ends no line, and stands for no name that we did not make."""
+"""Names and comments in generated Python: text of users ends no line, and stands for no foreign name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def plain(text: str) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Check whether text can stand in source as a name or attribute, and is that very name there.
+    """Check whether text can be a name or attribute in source, and means the same name there.
 
     Python normalises names that are not ASCII: `x.ﬁ` reads the attribute `fi`.
     """
@@ -27,13 +27,13 @@ def as_name(text: str) -> str:
 
 
 def attribute(owner: str, name: str) -> str:
-    """Return an expression for an attribute of any name, given that for its owner."""
+    """Return an expression for an attribute of any name, given the expression of its owner."""
     name = plain(name)
     return f"{owner}.{name}" if is_name(name) else f"getattr({owner}, {name!r})"
 
 
 def printable(text: str) -> str:
-    """Return text in which characters that cannot be printed, such as the end of a line, are escaped."""
+    """Return text with unprintable characters, such as the end of a line, escaped."""
     if text.isprintable():
         return text
     return "".join([c if c.isprintable() else ascii(c)[1:-1] for c in text])

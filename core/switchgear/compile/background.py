@@ -1,11 +1,11 @@
-"""Compiling in the background: programs are compiled and measured by a worker process while operators run.
+"""Compiling in the background: a worker process compiles and measures programs while operators run.
 
-A program whose regions nobody has compiled yet is sent to the worker, and made without regions. The worker compiles
-and measures as this process would, and leaves on disk what `FusionExecutor.load` finds, and who is to run each region
-(`Answers`). From then on the program is out of date (`Job.done`): it is made again, nothing is compiled for that, and
-takes the place of the former between two calls (`runtime/entry.py`, `runtime/autograd_bridge.py`).
+A program with uncompiled regions is sent to the worker, and runs without regions meanwhile. The worker compiles and
+measures as this process would. It leaves on disk the files that `FusionExecutor.load` reads, and the executor of each
+region (`Answers`). Then the program is outdated (`Job.done`). Without further compilation it is rebuilt, and exchanged
+between two calls (`runtime/entry.py`, `runtime/autograd_bridge.py`).
 
-A worker that dies, hangs or cannot write costs speed and nothing else: `Job.failure` says so.
+A worker that dies, hangs or cannot write costs only speed: `Job.failure` tells why.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from switchgear.registry.modes import COMPILE_VARIABLE
 from switchgear.registry.selection import Selection
 
 LOG = logging.getLogger("switchgear.background")
-#: Seconds after which a worker that has nothing to do ends.
+#: Seconds after which an idle worker ends.
 IDLE = 60.0
-#: Seconds that a worker may take for one program.
+#: The limit on a worker's time for one program, in seconds.
 PATIENCE = 1800.0
-#: So often a program is sent, should its worker die.
+#: The number of attempts at a program if its worker dies.
 ATTEMPTS = 2
-#: How a worker starts, given `sys.path`: in PYTHONPATH, no folder has a colon in its name.
+#: The start of a worker, given `sys.path`: in PYTHONPATH no folder name can have a colon.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
     "from switchgear.compile.worker import main; main()"
@@ -56,23 +56,23 @@ _START = (
 
 
 class Job:
-    """A program that a worker compiles; once it is `done`, a program made again finds what came of it."""
+    """A program for a worker to compile; once the job is `done`, a rebuilt program finds the results."""
 
     def __init__(self, key: str, name: str, task: bytes) -> None:
         self.key = key
         self.name = name
         self.task = task
         self.done = False
-        #: Why nothing came of it.
+        #: Why there are no results; empty if there are.
         self.failure = ""
-        #: What the worker warned of.
+        #: The warnings of the worker.
         self.warnings: list[str] = []
         self._is_told = False
         self.finished = threading.Event()
         self.start = time.monotonic()
 
     def told(self, function: str) -> list[str]:
-        """What the user of a function is to be told of it, once."""
+        """Return the messages for the user of a function, once."""
         messages, self.warnings = self.warnings, []
         if self.failure and not self._is_told:
             self._is_told = True
@@ -83,7 +83,7 @@ class Job:
         return messages
 
     def finish(self, answers: Answers, failure: str = "") -> None:
-        """Let programs made from now on know."""
+        """Publish the results for later builds."""
         self.failure = failure
         answers.failure = failure and f"{self.name}: {failure}"
         _ANSWERS[self.key] = answers
@@ -107,13 +107,13 @@ _JOBS: dict[str, Job] = {}
 
 
 def may_have_regions(trace: Trace, selection: Selection) -> bool:
-    """Whether an executor fuses, and there is enough for a region of it."""
+    """Check whether an executor fuses, and the trace is long enough for a region."""
     count = len([*leaves_of(trace.bound_symbols)])
     return any(count >= executor.minimum for executor in selection.fusion.values())
 
 
 def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, Job | None]:
-    """Who takes part in making a program of a trace now, and what is under way that it will be made again for."""
+    """Return the selection for building a program now, and the job that leads to a rebuild."""
     if selection.compile == "now" or not may_have_regions(trace, selection):
         return selection, None
     if objection(selection):
@@ -139,7 +139,7 @@ def resettled(trace: Trace, selection: Selection, boxed: bool, answers: Answers)
 
 
 def objection(selection: Selection) -> str:
-    """Why nothing can be compiled in another process; empty if it can."""
+    """Return why another process cannot compile; empty if it can."""
     if selection.fuel.left is not None:
         return "fuel is counted in this process"
     for own in selection.claimants:
@@ -163,7 +163,7 @@ def _travels(executor: Executor) -> bool:
 
 
 def _key(trace: Trace, selection: Selection, boxed: bool) -> str:
-    """All that decides what becomes of a program's regions."""
+    """Return the key of all facts that determine a program's regions."""
     executors = [
         (
             (one.label, one.code),
@@ -203,9 +203,9 @@ def _submitted(key: str, trace: Trace, selection: Selection, boxed: bool) -> Job
 
 
 class Pool:
-    """A worker process and the thread that talks to it, both started when there is something to do.
+    """A worker process and its thread in this process, both started on demand.
 
-    They end after `IDLE` seconds without, and with this process.
+    Both end after `IDLE` seconds without jobs, and with this process.
     """
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class Pool:
         self._closed = False
 
     def submit(self, job: Job) -> None:
-        """Have a job done, after those submitted before."""
+        """Queue a job after earlier ones."""
         with self._lock:
             self._jobs.put(job)
             if self._thread is None:
@@ -269,7 +269,7 @@ class Pool:
     def _started(self) -> subprocess.Popen[bytes]:
         if self.process is None or self.process.poll() is not None:
             self.end()
-            paths: Sequence[object] = sys.path  # Python ignores anything but strings in there
+            paths: Sequence[object] = sys.path  # Python ignores entries other than strings
             places = [path or os.getcwd() for path in paths if isinstance(path, str)]
             self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
             self.process = subprocess.Popen(
@@ -278,14 +278,14 @@ class Pool:
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
                 env={**os.environ, COMPILE_VARIABLE: "now"},
-                # a group, no session: where Linux shares out the processor by sessions, niceness would not count
+                # a group, no session: Linux may schedule by sessions, and niceness would have no effect
                 process_group=0,
                 bufsize=0,
             )
         return self.process
 
     def _fault(self, process: subprocess.Popen[bytes], late: bool) -> str:
-        """What became of a worker that did not answer."""
+        """Describe the fate of a worker that did not answer."""
         if late:
             return f"the worker took more than {PATIENCE:.0f} s, and was ended"
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -302,7 +302,7 @@ class Pool:
         return f"the worker process ended {how}{said}"
 
     def end(self) -> None:
-        """End the worker, and what it started."""
+        """End the worker and its child processes."""
         process, self.process = self.process, None
         if process is not None:
             kill(process)
@@ -319,11 +319,11 @@ class Pool:
         self.end()
 
     def forget(self) -> None:
-        """In a forked process: the worker is the parent's, and so are the thread and the ends of its pipes."""
+        """Release the pool in a forked process: worker, thread and pipe ends belong to the parent."""
         atexit.unregister(self.close)
         if self.process is not None:
             _close(self.process)
-            self.process.returncode = 0  # not this process's child, so not its to wait for
+            self.process.returncode = 0  # a child of the parent, which alone can wait for it
 
 
 def _failed(failure: str) -> str:
@@ -331,7 +331,7 @@ def _failed(failure: str) -> str:
 
 
 def _asked(process: subprocess.Popen[bytes], task: bytes) -> dict[str, Any]:
-    """A worker's reply to a task."""
+    """Return a worker's reply to a task."""
     assert process.stdin is not None
     assert process.stdout is not None
     send(process.stdin, task)
@@ -347,7 +347,11 @@ def send(pipe: IO[bytes], message: bytes) -> None:
 
 
 def receive(pipe: IO[bytes]) -> bytes:
-    """Read what `send` wrote. Raises `EOFError` at the end of the pipe."""
+    """Read a message from `send`.
+
+    Raises:
+        EOFError: the pipe has ended.
+    """
     return _read(pipe, int.from_bytes(_read(pipe, 8), "little"))
 
 
@@ -363,7 +367,7 @@ def _read(pipe: IO[bytes], count: int) -> bytes:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a worker and all that it started, which are a group of processes."""
+    """End a worker and all its child processes, which form a process group."""
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)
@@ -382,12 +386,12 @@ _POOL = Pool()
 
 
 def pool() -> Pool:
-    """This process's."""
+    """Return the pool of this process."""
     return _POOL
 
 
 def _after_fork() -> None:
-    """What a worker of the parent's was to do is asked for again when it is needed."""
+    """Mark jobs of the parent's worker as done; each is submitted again when needed."""
     global _POOL
     lost: Sequence[Job] = [*_JOBS.values()]
     _JOBS.clear()

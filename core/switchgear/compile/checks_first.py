@@ -1,4 +1,4 @@
-"""Checks first: whether the data of a call is what the trace is for shows before anything else is run."""
+"""Checks first: a call whose data does not match the trace fails before other lines run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchgear.ir.trace import Trace
 
 
 def checks_first(trace: Trace) -> Trace:
-    """Move checks, and what they need, to the front, so that one that fails has drawn no random numbers before."""
+    """Move checks, and the lines they need, to the front: a failed check then has drawn no random numbers."""
     needed: set[str] = set()
     first: list[BoundSymbol] = []
     rest: list[BoundSymbol] = []

@@ -1,8 +1,8 @@
-"""Decisions: who ran what, noted in a file by one process and repeated exactly by others.
+"""Decisions: the choices of executors, recorded in a file by one process and repeated exactly by others.
 
-A program is known by what it computes and by who takes part. Whoever first names a file that is not there notes for
-each program where it was made, who runs its regions, and who runs its lines. Where the file is there, a program is
-made in the same way, or `OtherDecisions` says what differs.
+A program is identified by its computation and the executors of the call. The first process that names a missing file
+records for each program its machine, the executor of each region, and the executor of each line. If the file exists,
+programs are built in the same way, or `OtherDecisions` tells the difference.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from switchgear.registry.region import Region, RegionChoice
 from switchgear.registry.selection import Selection
 
 _FORMAT = 1
-#: Characters shown of where two programs part.
+#: Characters shown from where two programs differ.
 _SHOWN = 160
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decision:
-    """What was decided about one program; `lines` are its operators, each with the executor that runs it."""
+    """The decision about one program; `lines` are its operators, each with its executor."""
 
     program: str
     computes: str
@@ -42,7 +42,7 @@ class Decision:
 
 
 class Decisions:
-    """What one file says, which this process either `repeats` or writes."""
+    """The content of one file, either repeated (`repeats`) or written by this process."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -50,7 +50,11 @@ class Decisions:
         self.known = _read(file) if self.repeats else []
 
     def of(self, trace: Trace, selection: Selection) -> Decision | None:
-        """What was decided about a program; None if that is to be noted. Raises `OtherDecisions`."""
+        """Return the decision about a program; None if it is to be recorded.
+
+        Raises:
+            OtherDecisions: the file has no decision for this program, or was written on a different machine.
+        """
         computes, executors = trace.canonical(), _executors(selection)
         alike = [one for one in self.known if one.computes == computes]
         found = next((one for one in alike if one.executors == executors), None)
@@ -70,7 +74,7 @@ class Decisions:
         return found
 
     def add(self, decision: Decision) -> None:
-        """Note what was decided."""
+        """Record a decision."""
         self.known.append(decision)
         fields = [{name: getattr(one, name) for name in Decision.__slots__} for one in self.known]
         text = json.dumps({"format": _FORMAT, "programs": fields}, indent=1)
@@ -82,7 +86,7 @@ class Decisions:
             ) from error
 
     def differ(self, program: str, what: str) -> OtherDecisions:
-        """The error that says what differs."""
+        """Return the error that tells a difference."""
         return OtherDecisions(
             f"decisions={str(self.file)!r} cannot be repeated for the {program}: {what}. Delete the file to "
             "decide anew"
@@ -99,7 +103,7 @@ class Decisions:
 
 
 def _parting(one: str, other: str) -> int:
-    """How many characters they begin with alike."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -108,7 +112,11 @@ _OPENED: dict[Path, Decisions] = {}
 
 
 def opened(file: str | os.PathLike[str]) -> Decisions:
-    """The decisions of a file, the same for all that name it in this process; `InvalidInput` if it holds others."""
+    """Return the decisions of a file, one object per process.
+
+    Raises:
+        InvalidInput: the file holds other content.
+    """
     path = Path(file).absolute()
     if path not in _OPENED:
         _OPENED[path] = Decisions(path)
@@ -116,7 +124,7 @@ def opened(file: str | os.PathLike[str]) -> Decisions:
 
 
 def decided(trace: Trace, selection: Selection) -> tuple[Selection, Decision | None]:
-    """Who takes part in making a program, as was decided about it or so that it is noted; and what was decided."""
+    """Return the selection that repeats or records the decision about a program, and the decision."""
     if selection.decisions is None:
         return selection, None
     decisions = opened(selection.decisions)
@@ -130,7 +138,11 @@ def decided(trace: Trace, selection: Selection) -> tuple[Selection, Decision | N
 
 
 def note_lines(trace: Trace, made: Trace, selection: Selection, decision: Decision | None) -> None:
-    """Note who runs the lines of what a program was `made`; raises `OtherDecisions` if the decision has others."""
+    """Record the executors of the lines of `made`.
+
+    Raises:
+        OtherDecisions: an existing decision has other lines.
+    """
     if selection.decisions is None:
         return
     decisions = opened(selection.decisions)
@@ -168,7 +180,7 @@ def _surroundings(trace: Trace, selection: Selection) -> dict[str, str]:
 def _repeated(
     decisions: Decisions, program: str, answers: Answers, regions: Sequence[Region], context: object
 ) -> list[RegionChoice]:
-    """The choices that were made before."""
+    """Return the recorded choices."""
     choices = []
     for region in regions:
         answer: Answer | None = answers.known.get(region.trace.canonical())

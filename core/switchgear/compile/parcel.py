@@ -1,8 +1,8 @@
 """Parcels: a trace as bytes, for another process to compile.
 
-A trace travels as what is computed of which layouts: without links, choices, sources and the data of constants. What
-has no name by which the other process finds it (a generator, a closure, an operator of the user's) travels as something
-that stands for it; no executor compiles such a thing.
+A trace travels as operators and layouts: without links, choices, sources and the data of constants. Objects that the
+other process cannot find by name (a generator, a closure, a user's operator) are replaced by placeholders; no executor
+compiles such objects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from switchgear.ir.symbol import BoundSymbol, Symbol, changed
 from switchgear.ir.trace import Trace
 from switchgear.record.sizes import Sizes, active_sizes, symbolic
 
-#: Kinds that travel as pickle has them: they hold nothing but what is looked at in its turn.
+#: Types for pickle alone: all their contents are inspected in turn.
 _PLAIN = frozenset(
     {
         *(TensorProxy, NumberProxy, BoundSymbol, Trace, slice, type(Ellipsis)),
@@ -40,19 +40,19 @@ _FUNCTIONS = (
 
 
 class Unsent:
-    """Stands for a value that did not travel."""
+    """The placeholder for a value that did not travel."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
 
 def _unsent(*args: object, **kwargs: object) -> object:
-    """Stands for a function that did not travel, and is not called."""
+    """Raise: the placeholder for a function that did not travel, and is never called."""
     raise NotImplementedError("a function that stayed in another process")
 
 
 def pack(trace: Trace) -> bytes:
-    """The trace, and the symbolic sizes that are active, as bytes."""
+    """Return the trace and the active symbolic sizes as bytes."""
     sizes = active_sizes()
     hints = [hint_of(sizes.symbols[number.name]) for number in sizes.numbers] if sizes else []
     body = tuple([_bare(item) for item in trace.bound_symbols])
@@ -65,7 +65,7 @@ def pack(trace: Trace) -> bytes:
 
 
 def unpack(parcel: bytes) -> tuple[Trace, Sizes | None]:
-    """What `pack` was given; the trace's symbolic sizes belong to the sizes returned."""
+    """Return the trace given to `pack`, and the sizes that own its symbolic sizes."""
     buffer = io.BytesIO(parcel)
     numbers, hints = pickle.load(buffer)
     if not numbers:
@@ -116,7 +116,7 @@ class _Unpickler(pickle.Unpickler):
 def _overload(name: str) -> object:
     try:
         return operator.attrgetter(name)(torch.ops)
-    except AttributeError:  # it is registered in the other process alone
+    except AttributeError:  # registered in the other process alone
         return _unsent
 
 
@@ -125,7 +125,7 @@ def _stand_in() -> object:
 
 
 def _is_found(function: object) -> bool:
-    """Whether another process finds a function by its name: it is of a module of PyTorch's or ours."""
+    """Check whether another process finds a function by name, in a module of PyTorch or Switchgear."""
     module = getattr(function, "__module__", None) or getattr(
         getattr(function, "__objclass__", None), "__module__", ""
     )

@@ -1,7 +1,7 @@
-"""Pass through: calls that return arguments of theirs, which only gradients tell apart, are not run.
+"""Pass through: calls that return an argument, and matter only to gradients, are not run.
 
-It comes after claiming, for who claims a composite is told whether what it reads requires grad, and before regions are
-found, which such a call would part.
+The pass follows claiming, because executors of a composite see whether its inputs require grad. The pass precedes the
+search for regions, because such a call would separate two regions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _RETURN_THEIR_LAST = (SET_VALUE, IDENTITY)
 
 
 def pass_through(trace: Trace) -> Trace:
-    """Let the argument stand for the result where the call that is run would return it."""
+    """Replace the result by the argument that the implementation would return."""
     same: dict[str, TensorProxy] = {}
     body: list[BoundSymbol] = []
     for call in trace.bound_symbols:

@@ -1,4 +1,4 @@
-"""The pipeline: which passes a captured trace goes through, in order."""
+"""The pipeline: the order of the passes over a captured trace."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ from switchgear.registry.selection import Selection
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A trace made executable: every stage it went through, the last one's function, and the choices.
+    """A trace made executable: its stages, the function of the last stage, and the choices.
 
-    `blame` has for each executor its name and version, and how to go on without it; `check` says that values are to be
-    compared in every run.
+    `blame` maps each executor to its name and version, and to the way to run without it. `check`: values are compared
+    in every run.
     """
 
     stages: tuple[Trace, ...]
@@ -61,9 +61,9 @@ class Program:
     boxed: bool
     blame: Mapping[str, tuple[str, str]]
     check: bool
-    #: What it will be made again for.
+    #: The job after which the program is rebuilt.
     job: Job | None = None
-    #: The answers that its regions are run by, if they were compiled in the background.
+    #: The answers that determine its regions, if compiled in the background.
     answers: Answers | None = None
 
     @property
@@ -72,7 +72,7 @@ class Program:
         return self.job is not None and self.job.done
 
     def line(self, number: int) -> BoundSymbol | None:
-        """The bound symbol that line `number` of the function's file is, if it is one."""
+        """Return the bound symbol at line `number` of the function's file, if any."""
         body = self.stages[-1].bound_symbols
         last = max(line for _, _, line in self.function.__code__.co_lines() if line is not None)
         index = number - last + len(body)
@@ -81,9 +81,9 @@ class Program:
 
 @dataclass(slots=True)
 class _Stages:
-    """Runs passes one after another, timing and, under `SWITCHGEAR_VERIFY`, verifying what each makes.
+    """A runner of consecutive passes, which times and, under `SWITCHGEAR_VERIFY`, verifies each result.
 
-    `choices` are those made by passes of plugins.
+    `choices` are the choices of plugins' passes.
     """
 
     traces: list[Trace]
@@ -100,14 +100,14 @@ class _Stages:
         return self.keep(name, function(self.traces[-1]), start)
 
     def change(self, name: str, function: Callable[[Trace], Trace]) -> None:
-        """Run a pass that keeps a stage only where it finds something to do."""
+        """Run a pass, and keep a stage only if the pass changed the trace."""
         start = time.perf_counter()
         trace = function(self.traces[-1])
         if trace is not self.traces[-1]:
             self.keep(name, trace, start)
 
     def plugin_passes(self, stage: Stage, selection: Selection, **facts: Any) -> Trace:
-        """Run the passes of plugins at a stage; `facts` are what their context says of the trace."""
+        """Run the passes of plugins at a stage; `facts` become part of their context."""
         made, choices = run_passes(stage, self.traces[-1], selection, **facts)
         self.traces += map(verify, made) if self.checking else made
         self.choices += choices
@@ -115,7 +115,7 @@ class _Stages:
 
 
 def prepare(trace: Trace, selection: Selection) -> tuple[tuple[Trace, ...], tuple[Choice, ...]]:
-    """The stages before it is known whether gradients are wanted, and the choices made there."""
+    """Return the stages independent of gradients, and the choices of these stages."""
     stages = _Stages([trace])
     if stages.checking:
         verify(trace)
@@ -135,9 +135,9 @@ def compile_forward(
     choices: tuple[Choice, ...] = (),
     destined: Mapping[int, int] = MappingProxyType({}),
 ) -> Program:
-    """The program that runs a prepared trace without gradients.
+    """Return the program that runs a prepared trace without gradients.
 
-    `destined` says which output is for which input; where the program writes it there itself, its output is None.
+    `destined` maps outputs to their inputs. An output that the program writes into its input becomes None.
     """
     kept = _Stages([*stages])
     _simplify(kept)
@@ -146,13 +146,15 @@ def compile_forward(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Training:
-    """The programs of a differentiated trace, and what is needed to make backwards for other grad outputs.
+    """The programs of a differentiated trace, and the data for backwards of other grad outputs.
 
-    `make_forward` gives the forward, made again where it is outdated. `parts` says what is saved. `inner` are the
-    positions of those saved values through which a gradient of the backward itself may flow, and which are neither
-    inputs nor outputs. `merged` names the values of the prepared trace that another one stood for when it was split.
-    `make_backward` gives the program for the grad outputs that are expected, made when it is first asked for: where
-    others arrive, it would be in vain.
+    Attributes:
+        make_forward: gives the forward, rebuilt where outdated.
+        make_backward: gives the backward for the expected grad outputs, compiled on first use: others may arrive
+            instead.
+        parts: the forward and backward, with the saved tensors.
+        inner: the positions of saved tensors that carry a gradient of the backward, except inputs and outputs.
+        merged: the values of the prepared trace that the partitioned trace replaced, each with its replacement.
     """
 
     make_forward: LazyProgram
@@ -164,7 +166,7 @@ class Training:
     merged: Mapping[str, TensorProxy]
 
     def at(self, binding: Mapping[str, int]) -> Training:
-        """The same for calls whose symbolic sizes are these: what backwards other than the expected one are made of."""
+        """Return a copy for calls of these symbolic sizes; unexpected backwards are compiled from the copy."""
         parts, prepared, joint = concrete((self.parts, self.prepared, self.joint), binding)
         merged = concrete(dict(self.merged), binding)
         fixed = tuple(replace(trace, numbers=()) for trace in (prepared, joint.trace))
@@ -179,29 +181,29 @@ class Training:
     def bytes_in_eager(self, selection: Selection) -> int:
         """Return the bytes that eager saves for this backward, without inputs."""
         joint, overwritten = self.joint, self.parts.prices.overwritten
-        if joint.trace.numbers:  # symbolic sizes hold while something is compiled alone
+        if joint.trace.numbers:  # symbolic sizes are active during compilation alone
             return partition(joint, overwritten).saved_bytes
         with torch.no_grad(), internals.autocast_off():
             return compiles(_bytes_in_eager)((self.prepared,), joint, selection, overwritten)
 
     @property
     def forward(self) -> Program:
-        """The forward made last."""
+        """The most recent forward."""
         return self.make_forward.program or self.make_forward()
 
     @property
     def backward(self) -> Program:
-        """The backward for the grad outputs that are expected."""
+        """The backward for the expected grad outputs."""
         return self.make_backward()
 
     @property
     def saved(self) -> tuple[TensorProxy, ...]:
-        """What the backward takes besides the grad outputs, in order."""
+        """The saved tensors that the backward takes next to the grad outputs, in order."""
         return self.parts.saved
 
     @property
     def ends(self) -> tuple[TensorProxy | None, ...]:
-        """The outputs, and the inner saved values: what gradients can be given for."""
+        """The outputs and inner saved tensors: the values that may have grad outputs."""
         return (
             *self.joint.trace.outputs[: self.joint.count],
             *(self.saved[index] for index in self.inner),
@@ -217,10 +219,10 @@ def compile_training(
     hidden: frozenset[str] = frozenset(),
     choices: tuple[Choice, ...] = (),
 ) -> Training:
-    """The forward and backward programs of a prepared trace, for the grad outputs that are expected.
+    """Return the forward and backward programs of a prepared trace, for the expected grad outputs.
 
-    `mutated` names the outputs that are copied into inputs after the forward has run, with the index of the input;
-    `beside` are the inputs in the same storages, `hidden` names values that were overwritten through `.data`.
+    `mutated` maps outputs that are copied into inputs after the forward, by name, to the index of the input. `beside`
+    are the inputs in the same storages, and `hidden` names values that were overwritten through `.data`.
     """
     overwritten = frozenset(stages[-1].inputs[index].name for index in {*mutated.values(), *beside})
     forward, joint, merged = _differentiated(stages, selection, grad_outputs, hidden=hidden)
@@ -243,14 +245,14 @@ def compile_training(
     )
     later = LazyProgram(partial(_executable, backward, selection, boxed=True))
     if joint.trace.numbers:
-        later()  # what is decided about symbolic sizes holds for the entry
+        later()  # decisions about symbolic sizes hold for the entry
     return Training(make_forward, later, parts, inner, stages[-1], joint, merged)
 
 
 def _bytes_in_eager(
     stages: tuple[Trace, ...], joint: Joint, selection: Selection, overwritten: frozenset[str]
 ) -> int:
-    """The bytes that PyTorch's own formulas save; rules of others save more or less."""
+    """Return the bytes that PyTorch's own formulas save; rules of plugins may save more or less."""
     if any(one.owner not in EAGERS or "skip rule" in one.reason for one in joint.choices):
         plain = replace(selection, rule_sources=(), strict=False)
         joint = _differentiated(stages, plain, joint.grad_outputs)[1]
@@ -259,10 +261,10 @@ def _bytes_in_eager(
 
 @dataclass(slots=True, eq=False)
 class LazyProgram:
-    """A program that is made when it is first asked for, and again once it is outdated.
+    """A program that is compiled on first use, and recompiled once outdated.
 
-    `mode` is what autocast is while it is made: off, for casts are part of a trace, but for a backward that runs under
-    autocast, which casts as its formulas are recorded.
+    `mode` is the autocast mode of the compilation: off, because casts are part of a trace. A backward that runs under
+    autocast is the exception: casts are recorded with its formulas.
     """
 
     make: Callable[[], Program]
@@ -287,7 +289,7 @@ class LazyProgram:
         return self.program
 
     def _made_again(self, program: Program) -> Program:
-        """The program anew, or as it is where another one would hold for fewer sizes."""
+        """Return the program recompiled, or unchanged where the new program would hold for fewer sizes."""
         if self.sizes is None:
             return self.make()
         settled = replace(program, job=None)
@@ -301,9 +303,9 @@ class LazyProgram:
 def compile_backward(
     training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...]
 ) -> Program:
-    """A backward for other grad outputs than expected, or for fewer inputs, from what the forward saves.
+    """Return a backward for other grad outputs than expected, or for fewer inputs, from the saved tensors.
 
-    `grad_outputs` has one for each of the training's `ends`.
+    `grad_outputs` has an item for each of the training's `ends`.
     """
     return _executable(
         _other_backward(training, selection, grad_outputs, wanted, False), selection, boxed=True
@@ -313,7 +315,7 @@ def compile_backward(
 def differentiable_backward(
     training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...]
 ) -> Trace:
-    """Like `compile_backward`, as a trace that can be differentiated in its turn."""
+    """Return the trace of such a backward for a further differentiation."""
     return _other_backward(training, selection, grad_outputs, wanted, True).traces[-1]
 
 
@@ -348,7 +350,7 @@ def _other_backward(
 
 
 def _still_merged(training: Training, higher_order: bool) -> Mapping[str, TensorProxy]:
-    """Values of the prepared trace that are not saved, each with the one that is saved in its place.
+    """Map values of the prepared trace that are not saved to the saved value in their place.
 
     For a second derivative, keep only pairs of which both, or neither, require grad.
     """
@@ -373,7 +375,7 @@ def _differentiated(
     higher_order: bool = False,
     hidden: frozenset[str] = frozenset(),
 ) -> tuple[_Stages, Joint, Mapping[str, TensorProxy]]:
-    """The stages up to the joint trace, that trace, and which of its values stand for others."""
+    """Return the stages up to the joint trace, the joint trace, and replaced values with their replacements."""
     stages = _Stages([*prepared])
     start = time.perf_counter()
     joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order)
@@ -381,7 +383,7 @@ def _differentiated(
     stages.keep("differentiate", joint.trace, start)
     stages.plugin_passes("after_grad", selection)
     if higher_order:
-        # what is differentiated once more stays as it is: gradients are to sum in autograd's order
+        # a trace to be differentiated again stays unchanged, so that gradients sum in autograd's order
         stages.change("fold_constants", fold_constants)
         return stages, replace(joint, trace=stages.traces[-1]), {}
     merged = _simplify(stages, joint.count)
@@ -390,9 +392,9 @@ def _differentiated(
 
 
 def _simplify(stages: _Stages, count: int | None = None) -> Mapping[str, TensorProxy]:
-    """Leave out what need not be computed; returns the values that are gone, each with the one that stands for it.
+    """Remove needless lines; return the removed values, each with its replacement.
 
-    In a joint trace, `count` outputs are the forward's.
+    In a joint trace, `count` outputs belong to the forward.
     """
     stages.change("fold_constants", fold_constants)
     gone: dict[str, TensorProxy] = {}
@@ -421,7 +423,7 @@ def _executable(
     choices: tuple[Choice, ...] = (),
     destined: Mapping[int, int] = MappingProxyType({}),
 ) -> Program:
-    """The program of a trace that nobody has claimed yet; the stages given stay as they are."""
+    """Return the program of an unclaimed trace; the given stages stay unchanged."""
     stages = replace(stages, traces=[*stages.traces], choices=[*stages.choices])
     source = stages.traces[-1]
     lines = source.bound_symbols
@@ -455,7 +457,7 @@ def fused(trace: Trace, selection: Selection, boxed: bool) -> None:
 
 
 def _fuse(stages: _Stages, selection: Selection, boxed: bool) -> None:
-    """Have executors claim the last stage, and put what runs as one together."""
+    """Have executors claim the last stage, and form regions."""
     trace = stages.plugin_passes("before_claim", selection)
     if any(CHECK in item.tags for item in trace.bound_symbols):
         stages.run("checks_first", checks_first)
@@ -467,5 +469,5 @@ def _fuse(stages: _Stages, selection: Selection, boxed: bool) -> None:
 
 
 def expected_grad(proxy: TensorProxy) -> TensorProxy | None:
-    """The grad output that autograd most likely gives for an output: of its own layout, if it is dense."""
+    """Return the most likely grad output of an output: of the output's layout, if dense."""
     return proxy.fresh(f"g_{proxy.name}") if proxy.requires_grad else None

@@ -1,4 +1,4 @@
-"""Stages: the traces that a program went through, as a list that says in a line what each of them is."""
+"""Stages: the traces of a program, as a list with one descriptive line for each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from switchgear.ir.symbol import AFTER, BOX, DEL
 from switchgear.ir.trace import Trace
 from switchgear.showing import Listing, counted
 
-#: What each pass does, by its name.
+#: The effect of each pass, by its name.
 ABOUT = {
     "capture": "calls as the function makes them",
     "inner_gradients": "gradients that the function computes, as operators",
@@ -31,7 +31,7 @@ ABOUT = {
 
 
 class Stages(Listing[Trace]):
-    """Traces in the order of the passes that made them; shows name, operators, executors and meaning of each."""
+    """Traces in the order of their passes; shows name, operators, executors and meaning of each."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ class Stages(Listing[Trace]):
 
 
 def _operators(trace: Trace) -> tuple[int, list[str]]:
-    """How many operators a trace has, those in regions too, and how many each executor runs."""
+    """Count the operators of a trace, in regions too, and the operators of each executor."""
     counts, regions = Counter[str](), Counter[str]()
     total = 0
     for item in trace.bound_symbols:

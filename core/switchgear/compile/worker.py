@@ -1,7 +1,7 @@
 """The worker process: compiles and measures the regions of programs that another process sends.
 
 It reads tasks from its standard input and answers on its standard output (`background.send`). It runs at a lower
-priority, and ends with all that it started when the process that it works for does: the pipe then comes to its end.
+priority, and ends with its child processes when the sending process does: then the pipe ends.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from switchgear.registry.answers import Answers, as_json
 from switchgear.registry.plugins import installed
 from switchgear.registry.selection import Selection, select
 
-#: How much less of the processor it asks for than others.
+#: The niceness added to the worker's.
 NICENESS = 10
 
 
 def main() -> None:
-    """Answer tasks until there are none to come."""
+    """Answer tasks until the pipe ends."""
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what plugins print is none of the replies
+    os.dup2(2, 1)  # plugins must not print into the replies
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def _read(tasks: queue.SimpleQueue[bytes]) -> None:
-    """Take in tasks on a thread, so that the end of the pipe is noticed while one is under way."""
+    """Receive tasks on a thread, so that the end of the pipe is noticed during a task."""
     pipe = io.FileIO(0, closefd=False)
     try:
         while True:
@@ -62,7 +62,7 @@ def _read(tasks: queue.SimpleQueue[bytes]) -> None:
 
 
 def _watch(parent: int) -> None:
-    """End with the process that it works for even if one forked by that holds the pipe open."""
+    """End with the parent process, even if a fork of it holds the pipe open."""
     while os.getppid() == parent:
         time.sleep(2)
     _end()
@@ -75,7 +75,7 @@ def _end() -> None:
 
 
 def reply(message: bytes) -> dict[str, Any]:
-    """What becomes of the regions of a program."""
+    """Return the answers about the regions of a program."""
     answers, failure = Answers(), ""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
@@ -94,7 +94,7 @@ def reply(message: bytes) -> dict[str, Any]:
 
 
 def _compile(task: dict[str, Any], answers: Answers) -> str:
-    """Compile and measure; returns why it cannot."""
+    """Compile and measure; return why that is impossible, empty if done."""
     os.environ.clear()
     os.environ.update(task["variables"])
     torch.set_num_threads(task["threads"])
@@ -120,9 +120,9 @@ def _compile(task: dict[str, Any], answers: Answers) -> str:
 
 
 def _selection(task: dict[str, Any], answers: Answers) -> Selection:
-    """Who takes part, as in the process that the task comes from."""
+    """Return the selection of the process that sent the task."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # who cannot run here is told otherwise
+        warnings.simplefilter("ignore")  # unavailable executors are reported elsewhere
         team = pickle.loads(task["team"])
         selection = select(installed(team), team, compile="now")
     names = task["passes"]

@@ -1,4 +1,4 @@
-"""Choose: who runs each region, as plugins say that have an opinion, else the first who takes it."""
+"""Choose: the executor of each region, by the choosers of plugins, else the first candidate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NO_FUEL = Declined("no fuel is left for its region")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fused:
-    """What runs a region as one, by whom, under which name, why by that one, and the seconds that this gains a call."""
+    """A compiled region: executor, function, name, reason for the executor, and the seconds gained per call."""
 
     executor: FusionExecutor
     function: Callable[..., Any]
@@ -50,11 +50,11 @@ class Contestants:
         self._numbers = {region: number for number, region in enumerate(regions)}
 
     def label(self, executor: Executor) -> str:
-        """See `RegionContext`."""
+        """Implement `RegionContext.label`."""
         return self._claimant(executor).label
 
     def code(self, executor: Executor) -> str | None:
-        """See `RegionContext`."""
+        """Implement `RegionContext.code`."""
         return self._claimant(executor).code
 
     def _claimant(self, executor: Executor) -> Claimant:
@@ -62,7 +62,7 @@ class Contestants:
 
     @staticmethod
     def unlike(region: Region, arguments: Sequence[Any], results: Any, expected: Any) -> str:
-        """See `RegionContext`."""
+        """Implement `RegionContext.unlike`."""
         if not isinstance(results, (tuple, list)) or len(results) != len(expected):
             return f"it returns {type(results).__name__}, not the {len(expected)} results of the operators"
         exact: list[torch.Tensor | None] | None = None
@@ -86,18 +86,18 @@ class Contestants:
         return ""
 
     def operators(self, region: Region) -> Trace:
-        """See `RegionContext`."""
+        """Implement `RegionContext.operators`."""
         return claim(region.whole, self._selection.without_fusion())
 
     def function(self, operators: Trace) -> Callable[..., Any]:
-        """See `RegionContext`."""
+        """Implement `RegionContext.function`."""
         made, _ = run_passes("after_claim", operators, self._selection)
         return compile_trace(free_last_used(made[-1] if made else operators))
 
     def compile(
         self, entrants: Sequence[tuple[Region, FusionExecutor]]
     ) -> dict[tuple[Region, FusionExecutor], Callable[..., Any] | Declined]:
-        """See `RegionContext`."""
+        """Implement `RegionContext.compile`."""
         missing = [entrant for entrant in dict.fromkeys(entrants) if entrant not in self._compiled]
         for executor in dict.fromkeys(executor for _, executor in missing):
             own = [region for region, candidate in missing if candidate is executor]
@@ -126,12 +126,12 @@ class Contestants:
             ) from error
 
     def name(self, region: Region, executor: FusionExecutor) -> str:
-        """What a region is called that an executor compiles."""
+        """Return the name of a region that an executor compiles."""
         return as_name(f"{executor.name}_{self._program}_{self._numbers[region]}")
 
 
 def choose(regions: Sequence[Region], program: str, selection: Selection) -> list[Fused | Declined]:
-    """What runs each of a program's regions, all with candidates; or why the region is left to its operators."""
+    """Return the outcome for each region, all with candidates: a compiled region, or why operators run."""
     context = Contestants(regions, program, selection)
     if selection.answers is not None:
         return [_loaded(region, selection.answers, context, selection) for region in regions]
@@ -154,7 +154,7 @@ def _compiled(
     context: Contestants,
     selection: Selection,
 ) -> list[Fused | Declined]:
-    """What the executors chosen make of the regions, as far as there is fuel."""
+    """Return the regions as compiled by the chosen executors, as far as there is fuel."""
     pairs = [*zip(regions, choices, strict=True)]
     entrants = [(region, one.executor) for region, one in pairs if one.executor is not None]
     functions = context.compile(entrants[: selection.fuel.left])
@@ -174,7 +174,7 @@ def _compiled(
 def _loaded(
     region: Region, answers: Answers, context: Contestants, selection: Selection
 ) -> Fused | Declined:
-    """What the answers say of a region; compiled anew by an executor alone that leaves nothing on disk."""
+    """Return the outcome that the answers give for a region; only an executor without code on disk recompiles."""
     answer = answers.of(region)
     if answer.executor is None:
         return Declined(answer.reason)
@@ -219,7 +219,11 @@ def _asked(
 def _guarded(
     chooser: Chooser, regions: Sequence[Region], context: Contestants
 ) -> Sequence[RegionChoice | None]:
-    """A plugin's answers, one for each region."""
+    """Return a plugin's answers, one for each region.
+
+    Raises:
+        RuleError: the plugin raised, or returned something invalid.
+    """
     try:
         answers: object = chooser.fn(regions, context)
         if answers is None:

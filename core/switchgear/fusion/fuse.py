@@ -1,7 +1,7 @@
-"""Fuse: what fusion executors claimed becomes regions, each of them one bound symbol.
+"""Fuse: lines claimed by fusion executors become regions, each of them one bound symbol.
 
-Its subsymbols are what it replaces, with their links. What its executor declines, or what there is no fuel for, is
-claimed again by the others: composites that one of them takes whole come back as such (`wholes`).
+The subsymbols of a region are the replaced lines, with their links. Lines without fuel, or declined by their executor,
+are claimed by other executors. A composite claimed by another executor is restored (`wholes`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from switchgear.registry.selection import Selection
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """A region and the indices of its bound symbols, views left out; `objection` says why nobody takes it."""
+    """A region and the indices of its bound symbols without views; `objection` tells why no executor accepts it."""
 
     members: tuple[int, ...]
     region: Region
@@ -37,7 +37,7 @@ class _Block:
 
     @property
     def items(self) -> tuple[BoundSymbol, ...]:
-        """Its bound symbols, with the views."""
+        """The bound symbols of the block, with the views."""
         return self.region.trace.bound_symbols
 
 
@@ -45,12 +45,12 @@ _Place: TypeAlias = _Block | Whole | int
 
 
 def fuse(trace: Trace, selection: Selection) -> Trace:
-    """Replace what fusion executors claimed by regions.
+    """Replace lines claimed by fusion executors by regions.
 
-    A region is convex: nothing outside of it both needs a part of it and is needed by another. Views cost nothing, so
-    each region that reads one has it as a part of its own, and one that is read elsewhere is made there: what a region
-    returns is no view. What a region's executor declines, what no fuel is left for, or what a plugin leaves to its
-    operators, is claimed by the others.
+    A region is convex: no outside line both reads from the region and computes an input of the region. Views are free,
+    so each region contains the views of its inputs. A view read elsewhere is recomputed there: a region returns no
+    view. A region is claimed by other executors if its executor declines, fuel is used up, or a plugin prefers
+    operators.
     """
     flow = Dataflow(live(trace.bound_symbols, proxies(trace.outputs)), selection.fusion)
     wholes = find_wholes(flow, trace)
@@ -91,7 +91,7 @@ def fuse(trace: Trace, selection: Selection) -> Trace:
 def _blocks(
     flow: Dataflow, trace: Trace, selection: Selection, wholes: Sequence[Whole]
 ) -> list[_Block]:
-    """The regions, in the order of their last members."""
+    """Return the regions, in the order of their last members."""
     uncut = [
         (members, selection.fusion[flow.owners[members[0]]].maximum)
         for members in find_regions(flow)
@@ -130,7 +130,7 @@ def _blocks(
 
 
 def _read(items: Iterable[BoundSymbol]) -> tuple[TensorProxy, ...]:
-    """What bound symbols read and do not make."""
+    """Return the values that bound symbols read and do not compute."""
     made: set[str] = set()
     read: dict[str, TensorProxy] = {}
     for item in items:
@@ -140,7 +140,7 @@ def _read(items: Iterable[BoundSymbol]) -> tuple[TensorProxy, ...]:
 
 
 def _line(block: _Block, fused: Fused) -> BoundSymbol:
-    """The region as one bound symbol."""
+    """Return a region as one bound symbol."""
     trace, items = replace(block.region.trace, name=fused.name), block.items
     by_operators = cache(trace.function)
     links = {(id(link.forward), link.rule): link for item in items for link in item.links}
@@ -171,7 +171,7 @@ def _line(block: _Block, fused: Fused) -> BoundSymbol:
 def _ordered(
     flow: Dataflow, trace: Trace, blocks: Sequence[_Block], wholes: Sequence[Whole]
 ) -> list[_Place]:
-    """What runs as one and the bound symbols outside of it, each where its last stood or its first reader needs it."""
+    """Return units and outside bound symbols in order, each at its last member or before its first reader."""
     units: tuple[_Block | Whole, ...] = (*blocks, *wholes)
     places: dict[int, _Place] = {index: unit for unit in units for index in unit.members}
     read = proxies((trace.outputs, *(whole.call.inputs for whole in wholes)))
@@ -180,7 +180,7 @@ def _ordered(
     try:
         TopologicalSorter(needs).prepare()
     except CycleError:
-        # a region is between two parts of a composite, and reads the one and is read by the other
+        # a region lies between two parts of a composite, reads the first and is read by the second
         return _ordered(flow, trace, blocks, ())
     ordered: list[_Place] = []
     done: set[_Place] = set()
@@ -204,11 +204,11 @@ def _ordered(
 
 
 def _needs(flow: Dataflow, places: Mapping[int, _Place], place: _Place) -> list[_Place]:
-    """What has to run before a place does."""
+    """Return the places that must run before a place."""
     members = (place,) if isinstance(place, int) else place.members
     needed = [one for index in members for one in flow.needs[index]]
     if not isinstance(place, _Block):
-        # a view is read as such here, and made first
+        # a view is read as a view here, and made first
         call = flow.body[place] if isinstance(place, int) else place.call
         needed += [flow.maker[proxy.name] for proxy in call.inputs if proxy.name in flow.maker]
     return [places[one] for one in needed if places[one] is not place]

@@ -1,9 +1,9 @@
-"""Regions: which neighbouring bound symbols can run as one, found in time linear in their number.
+"""Regions: sets of neighbouring bound symbols to run as one, found in linear time.
 
-Every step of the data from one owner to another is a level down, so what one owner has on one level is convex, and is
-one region where its parts read each other or the same tensor. A view counts as what it is a view of: a region that
-reads one makes it itself, and none returns one. A region of more operators than its executor's `maximum` is cut where
-the fewest bytes are handed on: layers that repeat are cut in the same places, and alike parts are compiled once.
+Every step of the data from one owner to another is a level down, so the lines of one owner on one level are convex.
+Lines form a region if they read each other or the same tensor. A view counts as its base: a region recomputes the views
+of its inputs, and returns no view. A region of more operators than its executor's `maximum` is cut where the fewest
+bytes cross. Repeated layers are cut in the same places, and equal parts are compiled once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from switchgear.ir.symbol import BoundSymbol
 
 
 class Dataflow:
-    """Claimed bound symbols by their index, and who needs whom; a view counts as what it is a view of.
+    """Claimed bound symbols by index, and their dependencies; a view counts as its base.
 
-    `owners` has for each the fusion executor that took it, one of `fusion`, or is empty; views of other executors are
-    no views here. What draws random numbers needs what drew before it, so the order of draws is kept.
+    `owners` has for each the fusion executor that claimed it, or is empty; only views of fusion executors count as
+    views. A random draw depends on the previous draw, so the order of draws is kept.
     """
 
     def __init__(self, body: Sequence[BoundSymbol], fusion: Container[str]) -> None:
@@ -50,11 +50,11 @@ class Dataflow:
                 drawn.append(index)
 
     def base(self, proxy: TensorProxy) -> TensorProxy:
-        """What a proxy is a view of, or itself."""
+        """Return the base of a view, or the proxy itself."""
         return self._base.get(proxy.name, proxy)
 
     def views_read(self, read: Iterable[TensorProxy]) -> set[int]:
-        """The views that make some proxies, and those that make what they are views of."""
+        """Return the views that compute some proxies, and the views below them."""
         found: set[int] = set()
         left = list(read)
         while left:
@@ -65,7 +65,7 @@ class Dataflow:
         return found
 
     def with_views(self, members: Collection[int]) -> list[int]:
-        """`members` and the views that they read, in order."""
+        """Return `members` and the views read by members, in order."""
         return sorted(
             {
                 *members,
@@ -74,7 +74,7 @@ class Dataflow:
         )
 
     def outside(self, inside: Container[int], outputs: Iterable[TensorProxy]) -> list[int]:
-        """All but the members of regions: of the views only those that are read here, or are outputs."""
+        """Return all lines outside of regions; of the views only outputs and views read by these lines."""
         rest = [
             index
             for index, is_view in enumerate(self.is_view)
@@ -91,11 +91,11 @@ class Dataflow:
 
 
 def find_regions(flow: Dataflow) -> list[list[int]]:
-    """The members, without views, of maximal regions that can run as one.
+    """Return the members, without views, of maximal regions to run as one.
 
-    Each step from one owner to another is one level down, so a way that leaves an owner's level never comes back
-    to it: what an owner takes on one level may run as one. It does where one part reads another or both read the
-    same tensor. A region that reads nothing of its level is put with who reads it first.
+    Each step from one owner to another is one level down, so a path out of an owner's level never returns to the level.
+    Therefore lines of one owner on one level may run as one. A region joins lines that read each other or the same
+    tensor. A region that reads nothing of its level is joined with its first reader.
     """
     owners = flow.owners
     level = [0] * len(flow.body)
@@ -126,10 +126,10 @@ def find_regions(flow: Dataflow) -> list[list[int]]:
 
 
 def cut(flow: Dataflow, members: Sequence[int], most: int) -> Iterator[Sequence[int]]:
-    """A region in parts of at most `most` members, in order, and about a quarter of that at least.
+    """Yield the parts of a region, each of at most `most` members and at least about a quarter of that, in order.
 
-    Each ends where the fewest bytes are handed on. What repeats in a long region, such as layers, is cut in the same
-    places, so that parts are alike.
+    Each part ends where the fewest bytes cross. Repetitions in a long region, such as layers, are cut in the same
+    places, so that parts are equal.
     """
     passed = _passed_on(flow, members) if len(members) > most else []
     start, least = 0, max(1, most // 4)
@@ -142,7 +142,7 @@ def cut(flow: Dataflow, members: Sequence[int], most: int) -> Iterator[Sequence[
 
 
 def _passed_on(flow: Dataflow, members: Sequence[int]) -> list[int]:
-    """For each position in a region the bytes of what is made before it, and read there or later."""
+    """Return for each position in a region the bytes computed before it, and read there or later."""
     last: dict[str, int] = {}
     for number, index in enumerate(members):
         last.update((flow.base(proxy).name, number) for proxy in flow.body[index].inputs)
@@ -155,9 +155,9 @@ def _passed_on(flow: Dataflow, members: Sequence[int]) -> list[int]:
 
 
 def _sink(flow: Dataflow, level: list[int], group: _Sets) -> None:
-    """Join groups with their first reader on a lower level, where no more memory waits for that.
+    """Join groups with their first reader on a lower level, where no more memory waits as a result.
 
-    The level of a group is from here on that of its first.
+    Afterwards the level of a group is the level of its first member.
     """
     owners = flow.owners
     users: dict[int, list[int]] = defaultdict(list)
@@ -168,7 +168,7 @@ def _sink(flow: Dataflow, level: list[int], group: _Sets) -> None:
             for one in needs:
                 users[one].append(index)
     for first, members in sorted(groups.items(), key=lambda item: -level[item[0]]):
-        # those on lower levels are settled
+        # groups on lower levels are final
         below = [user for index in members for user in users[index] if group.first(user) != first]
         if (
             not owners[first]
@@ -187,7 +187,7 @@ def _sink(flow: Dataflow, level: list[int], group: _Sets) -> None:
 
 
 def _waiting(flow: Dataflow, members: Iterable[int]) -> int:
-    """The bytes of what others make for a group."""
+    """Return the bytes that others compute for a group."""
     own = {proxy.name for index in members for proxy in flow.body[index].outputs}
     read = {
         base.name: base for index in members for base in map(flow.base, flow.body[index].inputs)
@@ -198,7 +198,7 @@ def _waiting(flow: Dataflow, members: Iterable[int]) -> int:
 
 
 def _leaving(flow: Dataflow, members: Iterable[int], readers: Iterable[int]) -> int:
-    """The bytes of what a group makes for its readers."""
+    """Return the bytes that a group computes for its readers."""
     read = {base.name for index in readers for base in map(flow.base, flow.body[index].inputs)}
     return sum(
         bytes_of(proxy)
@@ -219,7 +219,7 @@ class _Sets:
         self._parent = list(range(count))
 
     def first(self, index: int) -> int:
-        """The least of an index's set."""
+        """Return the least index in the set of an index."""
         parent = self._parent
         while parent[index] != index:
             parent[index] = parent[parent[index]]
@@ -227,6 +227,6 @@ class _Sets:
         return index
 
     def join(self, one: int, other: int) -> None:
-        """Make two sets one."""
+        """Join two sets."""
         low, high = sorted((self.first(one), self.first(other)))
         self._parent[high] = low

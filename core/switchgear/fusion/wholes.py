@@ -1,4 +1,4 @@
-"""Wholes: composites that executors take whole, put together again where one that fuses gives all their parts back."""
+"""Wholes: composites that executors claim whole, restored where a fusion executor declines all of their parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from switchgear.ir.trace import Trace
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whole:
-    """A composite whose parts are these, by their indices; `members` are those that are no views."""
+    """A composite with the indices of its parts; `members` are the parts except views."""
 
     call: BoundSymbol
     parts: tuple[int, ...]
@@ -22,9 +22,9 @@ class Whole:
 
 
 def find_wholes(flow: Dataflow, trace: Trace) -> list[Whole]:
-    """The composites that could stand in the place of their parts, the outermost first.
+    """Return the composites that can replace their parts, the outermost first.
 
-    Nothing else reads what is inside of them, they read nothing but what their parts read, and return no views.
+    Conditions: no outside line reads inner values, the parts read all inputs of the composite, and no output is a view.
     """
     parts: dict[BoundSymbol, list[int]] = defaultdict(list)
     readers: dict[str, set[int]] = defaultdict(set)
@@ -50,7 +50,7 @@ def find_wholes(flow: Dataflow, trace: Trace) -> list[Whole]:
 
 
 def within(wholes: Iterable[Whole], members: Collection[int]) -> list[Whole]:
-    """Those all of whose members are among these, none inside of another."""
+    """Return the composites whose members are all in `members`, none inside of another."""
     inside, taken = frozenset(members), set[int]()
     found = []
     for whole in wholes:
@@ -63,7 +63,7 @@ def within(wholes: Iterable[Whole], members: Collection[int]) -> list[Whole]:
 def put_together(
     flow: Dataflow, region: Trace, indices: Sequence[int], wholes: Iterable[Whole]
 ) -> Trace:
-    """A region, of the bound symbols with these indices, with the composites in the place of their parts."""
+    """Return a region of the bound symbols at these indices, with composites in the place of their parts."""
     first = {whole.parts[0]: whole.call for whole in wholes}
     if not first:
         return region

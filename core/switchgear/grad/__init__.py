@@ -1,1 +1,1 @@
-"""From a trace to a forward and a backward, rule by rule."""
+"""The differentiation of a trace into a forward and a backward, rule by rule."""

@@ -1,10 +1,9 @@
-"""What is saved by default: as little as takes hardly longer; and under a budget.
+"""The saved tensors by default, as few as cost hardly any time, and under a budget.
 
-Where no executor fuses, each line that is run again takes its time: what eager saves is saved. Where one does, what
-depends on single elements costs next to nothing, for it runs where its result is read; it is never saved. Of all else,
-as much is made again as takes little beside all of the program.
-Under a budget, what takes the least time. "lean" is one, too: half of what "balanced" saves, or the default if that
-is less.
+Where no executor fuses, each recomputed line takes its full time: eager's tensors are saved. Where an executor fuses,
+elementwise lines cost next to nothing, because they run where their results are read; their results are never saved.
+Other lines are recomputed as far as that takes little time compared with the program. Under a budget, the fastest
+solution is chosen. "lean" is a budget, too: half of the bytes of "balanced", or of the default if those are fewer.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from switchgear.grad.differentiate import Joint
 from switchgear.grad.partition import Partitioned, partition
 from switchgear.registry.memory import MemoryOption, PricedMemory, budget_of
 
-#: What is run again by default, beside what costs next to nothing, may take this part of a program.
+#: The part of a program's time for recomputation by default, without lines that cost next to nothing.
 _SHARE = 0.015
-#: Fewer bytes than these are not worth that, nor the optimiser's time.
+#: The bytes below which recomputation and the optimiser's time do not pay off.
 _FEW = 2**16
-#: Less than this part of what eager saves is not worth making anything again.
+#: The part of eager's bytes below which recomputation does not pay off.
 _LITTLE = 1 / 64
 
 
@@ -35,7 +34,11 @@ def partition_as_asked(
     *,
     fuses: bool,
 ) -> Partitioned:
-    """`partition`, with "auto" and budgets decided by the price of recomputation, if an executor `fuses`."""
+    """Partition a joint trace; "auto" and budgets weigh the price of recomputation, if an executor `fuses`.
+
+    Raises:
+        InvalidInput: the budget cannot be met.
+    """
     if memory == "auto":
         return _automatic(joint, overwritten, fuses)
     if memory == "lean":
@@ -65,21 +68,21 @@ def partition_as_asked(
 
 
 def fastest(joint: Joint, overwritten: frozenset[str], *, fuses: bool) -> Partitioned:
-    """What takes the least time, whatever it saves: nothing runs again but what costs next to nothing."""
+    """Partition in the fastest way, regardless of saved bytes: only lines that cost next to nothing are recomputed."""
     return partition(joint, overwritten, "auto" if fuses else "eager")
 
 
 def within_budget(
     wanted: Partitioned, joint: Joint, overwritten: frozenset[str], limit: int, *, fuses: bool
 ) -> Partitioned:
-    """`wanted` if it saves at most `limit` bytes, else what takes the least time of all that does, or the fewest."""
+    """Return `wanted` if it saves at most `limit` bytes, else the fastest partition within the limit, or the least."""
     if wanted.saved_bytes <= limit:
         return wanted
     return partition(joint, overwritten, "auto" if fuses else "balanced", Budget(bytes=limit))
 
 
 def extra(joint: Joint, parts: Partitioned, *, fuses: bool = False) -> float:
-    """What is made again, as an estimated part of the time that all else takes."""
+    """Return the estimated time of the recomputed lines, as a part of the time of all other lines."""
     return cost(parts.again, fused=fuses) / (cost(joint.trace.bound_symbols, fused=fuses) or 1.0)
 
 

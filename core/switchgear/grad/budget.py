@@ -1,9 +1,9 @@
-"""A budget: what the forward saves so that it fits, and what is made again costs least, by an integer program.
+"""A budget: the tensors to save, chosen by an integer program for the least cost of recomputation.
 
-Each value that the backward reads is saved, or its line runs again on values that are saved or made again in their
-turn. A line runs again once, before its first reader. The bytes saved are bounded; and at moments of the backward, so
-are those still saved and those made again before it is their turn, which costs if it cannot be met: else everything
-would be made again at once, from next to nothing, at eager's peak.
+Each value that the backward reads is saved, or its line is recomputed from values that are saved or recomputed in turn.
+A line is recomputed once, before its first reader. The saved bytes are bounded. At moments of the backward, so is the
+sum of bytes still saved and bytes recomputed early; exceeding that bound has a price. Otherwise everything would be
+recomputed at once, from next to nothing, at eager's peak.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from switchgear.grad.saving import Prices
 from switchgear.ir.proxy import TensorProxy, bytes_of
 from switchgear.ir.symbol import BoundSymbol
 
-#: Moments of the backward at which it is counted what is held.
+#: The number of moments of the backward at which live bytes are counted.
 _MOMENTS = 8
-#: The bytes that may be moved for each byte beyond the budget that is not held at such a moment.
+#: The bytes that may be moved to avoid holding one byte beyond the budget at such a moment.
 _WORTH = 16
-#: The bytes that may be moved for each byte that is not saved, where that is what a budget is of.
+#: The bytes that may be moved for each byte not saved, where the budget is a cost.
 _DEAR = 64
-#: What it costs to save a byte: of two ways alike, that which saves less.
+#: The cost of saving a byte: of two equal solutions, the smaller wins.
 _KEEPING = 0.02
-#: How near to the best answer is near enough, how many nodes of the search are to find it.
+#: The accepted gap to the optimum, and the limit on nodes of the search.
 _SEARCH: dict[str, bool | float | str] = {
     "output_flag": False,
     "mip_rel_gap": 0.03,
@@ -43,7 +43,7 @@ Terms = dict[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The most that is to be saved, in bytes, or without it the most that making again may cost, as `costs` counts."""
+    """The limit on saved bytes, or without it the limit on the cost of recomputation, in units of `costs`."""
 
     bytes: int | None = None
     cost: float = math.inf
@@ -56,9 +56,10 @@ def within(
     prices: Prices,
     budget: Budget,
 ) -> frozenset[str]:
-    """The names of what to save, so that what is `read` of a forward can be had from it, by the lines `later` in turn.
+    """Return the names of the values to save, which suffice for the `read` values of a forward.
 
-    It takes at most `budget.bytes`, or the fewest possible; or the fewest that `budget.cost` allows.
+    `later` are the lines of the backward. The values take at most `budget.bytes`, or the fewest bytes possible; or the
+    fewest that `budget.cost` allows.
     """
     program = _Program()
     lines = _Lines(forward, prices, program)
@@ -85,34 +86,34 @@ def within(
 
 @dataclass(slots=True, eq=False)
 class _Program:
-    """Variables of at least 0 and, the integral ones, at most 1; what they cost; and bounds of their sums."""
+    """Variables of at least 0 and, if integral, at most 1; their costs; and bounds of their sums."""
 
     costs: list[float] = field(default_factory=list)
     integral: list[bool] = field(default_factory=list)
     rows: list[tuple[Terms, float, float]] = field(default_factory=list)
 
     def variable(self, cost: float = 0.0, integral: bool = False) -> int:
-        """A further variable."""
+        """Add a variable, and return its number."""
         self.costs.append(cost)
         self.integral.append(integral)
         return len(self.costs) - 1
 
     def at_least(self, terms: Terms, bound: float) -> None:
-        """Hold a sum of variables with factors to no less than a bound."""
+        """Require a weighted sum of variables to reach at least a bound."""
         self._hold(terms, bound, math.inf)
 
     def at_most(self, terms: Terms, bound: float) -> None:
-        """Hold a sum of variables with factors to no more than a bound."""
+        """Require a weighted sum of variables to reach at most a bound."""
         self._hold(terms, -math.inf, bound)
 
     def _hold(self, terms: Terms, lower: float, upper: float) -> None:
-        # all of the same order, else the solver's tolerances mean different things
+        # equal magnitudes, else the solver's tolerances have different meanings
         scale = 1 / (max(map(abs, terms.values()), default=0.0) or 1.0)
         scaled = {variable: factor * scale for variable, factor in terms.items()}
         self.rows.append((scaled, lower * scale, upper * scale))
 
     def solve(self, costs: Terms | None = None) -> list[float] | None:
-        """A value for each variable, at the least cost found by HiGHS; or None."""
+        """Return a value for each variable, at the least cost that HiGHS finds; None without a solution."""
         highs = _solver()
         variables = range(len(self.costs))
         prices = self.costs if costs is None else [costs.get(one, 0.0) for one in variables]
@@ -135,7 +136,7 @@ class _Program:
         for name, value in _SEARCH.items():
             solver.setOptionValue(name, value)
         solver.passModel(model)
-        # HiGHS keeps the number of threads that a thread asks for first, which may be the user's to choose
+        # HiGHS keeps the first thread count that a thread requests, and the user may want another
         thread = threading.Thread(target=solver.run)
         thread.start()
         thread.join()
@@ -145,7 +146,11 @@ class _Program:
 
 
 def _solver() -> Any:
-    """Return HiGHS, which nothing but a budget needs."""
+    """Return the HiGHS module, which only budgets need.
+
+    Raises:
+        InvalidInput: highspy is not installed.
+    """
     try:
         import highspy  # noqa: PLC0415 - importing Switchgear is not to need it
     except ImportError as error:
@@ -156,7 +161,7 @@ def _solver() -> Any:
 
 
 class _Lines:
-    """The variables of a forward: which of its values are saved, and which of its lines run again."""
+    """The variables of a forward: its saved values and its recomputed lines."""
 
     def __init__(self, forward: Sequence[BoundSymbol], prices: Prices, program: _Program) -> None:
         self.forward = forward
@@ -182,25 +187,25 @@ class _Lines:
         self.bytes[variable] = held
 
     def is_made(self, proxy: TensorProxy) -> bool:
-        """Whether a value is none that lives anyway."""
+        """Check whether a value may have to be saved or recomputed, because it is no live input."""
         return proxy.name in self.maker or proxy.name in self.saved
 
     def had(self, proxy: TensorProxy) -> Terms:
-        """Whether a value is saved or made again."""
+        """Return the sum that says whether a value is saved or recomputed."""
         item = self.maker.get(proxy.name)
         places = self.saved.get(proxy.name), None if item is None else self.again.get(item)
         return {place: 1.0 for place in places if place is not None}
 
     def held(self, values: Any) -> float:
-        """The bytes that are saved."""
+        """Return the saved bytes."""
         return math.fsum(values[variable] * size for variable, size in self.bytes.items())
 
     def chosen(self, values: Any) -> frozenset[str]:
-        """The names of what is saved."""
+        """Return the names of the saved values."""
         return frozenset(name for name, one in self.saved.items() if values[one] > 0.99)
 
     def bound(self, later: Sequence[BoundSymbol], limit: int) -> None:
-        """Hold what is held at moments of the backward to `limit`, where that is worth it."""
+        """Bound the live bytes at moments of the backward by `limit`, where the price is worth it."""
         first, last = self._turns(later)
         excess = self.program.variable(_WORTH)
         step = max(1, len(later) // _MOMENTS)
@@ -219,7 +224,7 @@ class _Lines:
             self.program.at_most(held, limit)
 
     def _turns(self, later: Sequence[BoundSymbol]) -> tuple[dict[BoundSymbol, int], dict[str, int]]:
-        """When each line has to have run again at the latest, and each value is read last, as the backward goes."""
+        """Return the latest position at which each line is recomputed, and the position of each value's last read."""
         begins: defaultdict[str, int] = defaultdict(lambda: len(later))
         ends: defaultdict[str, int] = defaultdict(lambda: -1)
         for position, item in enumerate(later):
@@ -230,7 +235,7 @@ class _Lines:
         for item in reversed(self.forward):
             begin = min((begins[proxy.name] for proxy in item.outputs), default=len(later))
             end = max((ends[proxy.name] for proxy in item.outputs), default=-1)
-            # what only other lines read that run again is made for the last of them at the latest
+            # a value read by recomputed lines alone is recomputed for the last of them at the latest
             latest[item] = begin if begin < len(later) else end
             view = is_view(item)
             for proxy in item.inputs:
@@ -239,7 +244,7 @@ class _Lines:
         return latest, ends
 
     def _made(self, first: dict[BoundSymbol, int], moment: int) -> dict[BoundSymbol, int]:
-        """Of lines that run again, which have by a moment of the backward."""
+        """Return the lines recomputed by a moment of the backward, each with its variable."""
         made = {
             item: variable if first[item] < moment else self.program.variable()
             for item, variable in self.again.items()

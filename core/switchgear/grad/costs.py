@@ -1,7 +1,7 @@
-"""Costs: what it takes to run a line, in bytes moved, estimated from metadata alone.
+"""Costs: the price of running a line, in bytes moved, estimated from metadata alone.
 
-An operator costs the bytes of its arguments and results, times a weight as measured on a CPU: 1 where memory is the
-limit, 2 for normalisations, 8 for what computes longer (softmax, `pow`, GELU (tanh)). Matrix products, convolutions and
+An operator costs the bytes of its arguments and results, times a weight measured on a CPU: 1 where memory is the limit,
+2 for normalisations, 8 for longer computations (softmax, `pow`, GELU (tanh)). Matrix products, convolutions and
 attention cost their operations, by PyTorch's formulas.
 """
 
@@ -28,17 +28,17 @@ isnan le leaky_relu lerp log logical_and logical_not logical_or logical_xor lt m
 neg positive prod reciprocal relu round rsqrt rsub sgn sigmoid sign signbit silu sin sqrt square sub sum tanh threshold
 trunc where _to_copy copy cat stack constant_pad_nd tril triu arange fill full full_like new_full new_ones new_zeros
 ones ones_like scalar_tensor zeros zeros_like"""
-#: Limited by the memory they move; other pointwise operators and reductions compute longer than that.
+#: Operators limited by memory traffic; other pointwise operators and reductions are limited by computation.
 _QUICK = frozenset(_QUICK_NAMES.split())
-#: Read what they are given several times over.
+#: Operators that read their arguments several times.
 _NORMALISATIONS = frozenset({"_fused_rms_norm", "native_group_norm", "native_layer_norm"})
 _SOFTMAXES = frozenset({"_log_softmax", "_safe_softmax", "_softmax"})
 _REREADING, _SLOW = 2, 8
-#: Powers that are computed as products and roots.
+#: Exponents of powers that are computed as products and roots.
 _EXPONENTS = (-2, -1, -0.5, 0.5, 2, 3)
-#: Operations of a matrix product in the time that it takes to move a byte, on a CPU; on a GPU there are more.
+#: Operations of a matrix product in the time to move one byte, on a CPU; on a GPU the number is higher.
 _OPERATIONS = 8
-#: How many times less an operator takes as a part of a kernel.
+#: The speed-up of an operator inside a fused kernel.
 _FUSED = 4
 _UNREPEATABLE = frozenset(
     {
@@ -50,7 +50,7 @@ _UNREPEATABLE = frozenset(
 
 
 def cost(items: Iterable[BoundSymbol], *, fused: bool = False) -> float:
-    """What lines cost, in bytes moved; views nothing. `fused`: what depends on single elements moves next to none."""
+    """Return the cost of lines, in bytes moved; views cost nothing. `fused`: elementwise lines move next to nothing."""
     return sum(_leaf_cost(leaf, fused) for leaf in leaves_of(items) if not is_view(leaf))
 
 
@@ -63,7 +63,7 @@ def _leaf_cost(leaf: BoundSymbol, fused: bool) -> float:
 
 
 def _operations(leaf: BoundSymbol) -> float:
-    """Those that PyTorch counts of a matrix product, a convolution or attention."""
+    """Return PyTorch's count of operations for a matrix product, a convolution or attention; 0 for other operators."""
     fn = leaf.symbol.fn
     if not isinstance(fn, internals.OpOverload):
         return 0.0
@@ -78,7 +78,7 @@ def _operations(leaf: BoundSymbol) -> float:
 
 
 def _with_as_many_heads(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Keys and values with as many heads as queries have.
+    """Return the arguments with as many heads in keys and values as in queries.
 
     2.11: "sdpa_flop_count: query/key/value shapes are incompatible", where queries share keys.
     """
@@ -92,10 +92,10 @@ def _shape(proxy: TensorProxy) -> Any:
 
 
 def is_view(item: BoundSymbol) -> bool:
-    """Whether what a bound symbol makes shares the storage of its argument, and with it its history.
+    """Check whether the results of a bound symbol share the storage of its argument, and thus its history.
 
-    One that requires grad where its base does not (after a write that autograd did not see) would have no history for
-    a second derivative if it were made again.
+    Excluded is a result that requires grad although its base does not, after a write that autograd did not see.
+    Recomputed, it would have no history for a second derivative.
     """
     return bool(item.outputs) and all(map(_shares, leaves_of([item])))
 
@@ -108,7 +108,7 @@ def _shares(leaf: BoundSymbol) -> bool:
 
 
 def weight_of(leaf: BoundSymbol) -> int | None:
-    """How many times longer an operator takes than to move its arguments and results; None for one not run again."""
+    """Return an operator's time relative to moving its arguments and results; None if it is not recomputed."""
     fn = leaf.symbol.fn
     if leaf.symbol == RESTRIDE:
         return 1
@@ -126,7 +126,7 @@ def weight_of(leaf: BoundSymbol) -> int | None:
 
 
 def is_a_pass(leaf: BoundSymbol) -> bool:
-    """Whether it has to have read all of its arguments before it gives a result, so that it fuses with no reader."""
+    """Check whether a call must read all of its arguments before it gives a result, and so fuses with no reader."""
     if leaf.symbol == RESTRIDE:
         return False
     fn: internals.OpOverload = leaf.symbol.fn  # type: ignore[assignment]
@@ -135,7 +135,7 @@ def is_a_pass(leaf: BoundSymbol) -> bool:
 
 
 def _is_product(leaf: BoundSymbol) -> bool:
-    """Whether it is a power that is computed by products and roots; a symbolic exponent is not asked about."""
+    """Check whether a call is a power computed by products and roots; symbolic exponents are not evaluated."""
     if leaf.symbol.fn is not _aten.pow.Tensor_Scalar:
         return False
     exponent = leaf.args[1]

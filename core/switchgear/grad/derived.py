@@ -1,8 +1,8 @@
 """Derived rules: the pullback of an operator overload, recorded from PyTorch's own autograd formula.
 
-It is recorded once for an overload and metadata, as a template. What a formula fills in place keeps its strides. Where
-PyTorch's formula reads more for other grad outputs, or for a second derivative, than this backward does, that is
-saved too, as in eager (`further_reads`).
+Each pair of overload and metadata is recorded once, as a template. A tensor that a formula fills in place keeps its
+strides. For other grad outputs, or for a second derivative, PyTorch's formula may read more values. Such values are
+saved too, as in eager mode (`further_reads`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from switchgear.registry.rules import Grads
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Template:
-    """A pullback over placeholders, as `_placeholders` names them; a gradient or None per tensor argument."""
+    """A pullback over the placeholders of `_placeholders`; a gradient or None per tensor argument."""
 
     bound_symbols: tuple[BoundSymbol, ...]
     grads: Grads
@@ -47,10 +47,14 @@ _CACHE_SIZE = 4096
 
 
 def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = False) -> Template:
-    """The template for a leaf and the grad outputs that are defined.
+    """Return the template for a leaf and its defined grad outputs.
 
-    It depends on the overload, the Python values among the arguments, and metadata alone, so it is cached for the
-    process. Raises `NotDifferentiable` if PyTorch has no formula.
+    A template depends on the overload, Python values among the arguments, and metadata alone, and is cached per
+    process.
+
+    Raises:
+        NotDifferentiable: PyTorch's formula fails.
+        Unsupported: PyTorch has no formula, or the formula needs data.
     """
     given = frozen(
         (bound_symbol.args, bound_symbol.kwargs, bound_symbol.outputs, grad_outputs),
@@ -63,7 +67,7 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
         torch.get_default_dtype(),
     )
     key = bound_symbol.symbol.fn, given, modes
-    # one that holds symbolic sizes is for these alone, and has decided by them for their entry
+    # a template with symbolic sizes is for these alone, and its decisions bind their entry
     sizes = active_sizes()
     cache: dict[object, Template] = (
         sizes.templates if sizes and depends_on_sizes(bound_symbol) else _CACHE
@@ -80,12 +84,12 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
 
 
 def clear_templates() -> None:
-    """Forget every cached template."""
+    """Clear the cache of templates."""
     _CACHE.clear()
 
 
 def _placeholders(bound_symbol: BoundSymbol, grad_outputs: Grads) -> dict[str, TensorProxy]:
-    """The arguments, outputs and defined grad outputs of a call, by what its template calls them."""
+    """Return the arguments, outputs and defined grad outputs of a call, by their names in a template."""
     kinds: dict[str, Grads] = {
         "a": bound_symbol.inputs,
         "o": bound_symbol.outputs,
@@ -105,7 +109,7 @@ def _record(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool) 
     except NotDifferentiable:
         if not depends_on_sizes(bound_symbol):
             raise
-    # some formulas know numbers alone
+    # some formulas accept only numbers
     return _recorded(fixed(bound_symbol), fixed(grad_outputs), higher_order)
 
 
@@ -116,7 +120,7 @@ def _recorded(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool
             return _run(bound_symbol, call, grad_outputs, higher_order)
         except (RuntimeError, NotImplementedError) as error:
             failure = failure or error
-    # eager goes on where PyTorch has no formula, and raises in a backward
+    # where PyTorch has no formula, eager continues, and raises in a backward
     name = bound_symbol.symbol.name
     if isinstance(failure, NotImplementedError) or (
         name.startswith("aten.") and "is not implemented" in str(failure)
@@ -132,7 +136,7 @@ def _recorded(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool
     ) from failure
 
 
-#: Products by index, in a spelling whose formula can be differentiated on fakes.
+#: Products by index, in a spelling with a formula that fakes can differentiate.
 _PRODUCTS = {
     torch.ops.aten.index_reduce.default: index_product,
     torch.ops.aten.scatter_reduce.two: scatter_product,
@@ -140,7 +144,7 @@ _PRODUCTS = {
 
 
 def _spellings(bound_symbol: BoundSymbol, higher_order: bool) -> Iterator[Callable[..., object]]:
-    """The overload, and its in-place twin on a clone: PyTorch has formulas for some of these alone (`copy_`)."""
+    """Yield the overload, and its in-place twin on a clone: PyTorch has formulas for some twins alone (`copy_`)."""
     overload: Any = bound_symbol.symbol.fn
     if higher_order and overload in _PRODUCTS and "prod" in bound_symbol.args:
         yield _PRODUCTS[overload]
@@ -152,7 +156,7 @@ def _spellings(bound_symbol: BoundSymbol, higher_order: bool) -> Iterator[Callab
         yield _index_fill
         return
     written = [WRITTEN_VIEWS[overload]] if overload in WRITTEN_VIEWS else []
-    # autograd lays the gradient of what was written to in a part out as that lies in memory, and sums depend on it
+    # autograd gives the gradient of a partly written tensor that tensor's layout, on which sums depend
     first, second = (written, [overload]) if _is_permuted(bound_symbol) else ([overload], written)
     yield from (*first, *second)
     twin = in_place_twin(overload)
@@ -161,7 +165,7 @@ def _spellings(bound_symbol: BoundSymbol, higher_order: bool) -> Iterator[Callab
 
 
 def _is_permuted(bound_symbol: BoundSymbol) -> bool:
-    """Whether the dimensions of a call's first tensor do not follow each other in memory; False with symbolic sizes."""
+    """Check whether the dimensions of a call's first tensor are permuted in memory; False with symbolic sizes."""
     stride = bound_symbol.inputs[0].stride
     return not depends_on_sizes(bound_symbol) and [*stride] != sorted(stride, reverse=True)
 
@@ -169,7 +173,7 @@ def _is_permuted(bound_symbol: BoundSymbol) -> bool:
 def _rrelu_with_noise(
     self: torch.Tensor, noise: torch.Tensor, *args: object, **kwargs: object
 ) -> object:
-    """The formula of the functional overload reads the noise as it was before it was drawn."""
+    """Compute with the noise drawn: the formula of the functional overload reads the noise before the draw."""
     drawn = noise.clone()
     return torch.ops.aten.rrelu_with_noise.default(self, drawn, *args, **kwargs), drawn
 
@@ -177,7 +181,7 @@ def _rrelu_with_noise(
 def _index_fill(
     self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor
 ) -> torch.Tensor:
-    """PyTorch's formula sums the gradient of the value over the unique indices, and how many there are is data."""
+    """Compute by `where`: PyTorch's formula sums the value's gradient over unique indices, whose number is data."""
     filled = torch.zeros_like(self, dtype=torch.bool).index_fill(dim, index, True)
     return torch.where(filled, value, self)
 
@@ -242,9 +246,9 @@ def _template(
     results: dict[str, TensorProxy],
     grads: Grads,
 ) -> Template:
-    """The recorded program with the call's results as placeholders, and without the call itself.
+    """Return the recorded program with the call's results as placeholders, and without the call itself.
 
-    PyTorch saves results through `aten.detach`: that one is an alias of the result.
+    PyTorch saves results through `aten.detach`, whose output is treated as an alias of the result.
     """
     names = dict(results)
     body: list[BoundSymbol] = []
@@ -267,13 +271,13 @@ def _template(
 def instantiate(
     template: Template, bound_symbol: BoundSymbol, grad_outputs: Grads, names: Names
 ) -> tuple[tuple[BoundSymbol, ...], Grads]:
-    """The template's program over the proxies of a call: bound symbols, and a gradient per tensor argument."""
+    """Return the template's program over the proxies of a call, and a gradient per tensor argument."""
     env = _placeholders(bound_symbol, grad_outputs)
     body = tuple([rebind(item, env, names) for item in template.bound_symbols])
     return body, map_proxies(lambda grad: env.get(grad.name, grad), template.grads)
 
 
-#: Overloads whose formula reads other values where it is to be differentiated in its turn.
+#: Overloads whose formula reads other values when it is differentiated in turn.
 _READ_MORE = frozenset(
     {
         torch.ops.aten._linalg_det.default,
@@ -286,9 +290,9 @@ _READ_MORE = frozenset(
 def further_reads(
     template: Template, bound_symbol: BoundSymbol, grad_outputs: Grads
 ) -> tuple[TensorProxy, ...]:
-    """The arguments and outputs of a call that another backward of it may read.
+    """Return the arguments and outputs of a call that another backward may read.
 
-    That is one for other grad outputs than come, or one that is differentiated. `template` is for all `grad_outputs`.
+    Such a backward is for other grad outputs, or is differentiated. `template` is for all `grad_outputs`.
     """
     if bound_symbol.symbol.fn in _READ_MORE:
         template = derive(bound_symbol, grad_outputs, higher_order=True)
@@ -303,7 +307,7 @@ def further_reads(
 
 
 def rebind(bound_symbol: BoundSymbol, env: dict[str, TensorProxy], names: Names) -> BoundSymbol:
-    """A copy that reads what `env` says and whose outputs, entered into `env`, have fresh names."""
+    """Return a copy that reads values from `env`; its outputs get fresh names, and are added to `env`."""
 
     def define(proxy: TensorProxy) -> TensorProxy:
         if proxy.name not in env:

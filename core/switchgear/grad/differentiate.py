@@ -1,10 +1,10 @@
 """The grad pass: a trace becomes the joint trace of its forward and its backward.
 
-Each bound symbol is linearised by the first that applies: it is a constant (no input requires grad, grad mode is off,
-a skip rule says so); a grad rule accepts, those of the call asked first, then those of executors and packages of
-rules in the call's order; its decomposition; for a leaf, the derived rule. If an executor claims a call and brings no
-rule, its forward stays, and its decomposition is differentiated beside it and made again in the backward. The
-backward sweep then goes through the linearisations in reverse, accumulates in autograd's order, and knows no operator.
+The first applicable case linearises a bound symbol. (1) The symbol is constant: no input requires grad, grad mode is
+off, or a skip rule says so. (2) A grad rule accepts: rules of the call first, then those of executors and packages in
+the call's order. (3) The symbol has a decomposition. (4) A leaf has a derived rule. If an executor claims a call
+without a rule, its forward stays; the decomposition is differentiated in addition, and recomputed in the backward. The
+backward sweep goes through the linearisations in reverse. It accumulates in autograd's order, and knows no operator.
 Every line of the backward has a `Link` to its forward line and rule.
 """
 
@@ -51,12 +51,11 @@ from switchgear.registry.selection import Reasons, Selection
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Joint:
-    """Forward and backward in one trace, and the choices made on the way.
+    """Forward and backward in one trace, and the choices for its gradients.
 
     The trace's inputs are the forward's and then the defined grad outputs; its outputs the forward's `count`, then a
-    gradient or None per forward input.
-    `kept` is what other grad outputs, or those of a second derivative, would read besides: eager saves it too.
-    `named` says what values of the forward are called that have another name here.
+    gradient or None per forward input. `kept` are values that other grad outputs, or those of a second derivative,
+    would read: eager mode saves them too. `named` maps values of the forward that have another name here.
     """
 
     trace: Trace
@@ -70,12 +69,15 @@ class Joint:
 def differentiate(
     trace: Trace, selection: Selection, grad_outputs: Grads, *, higher_order: bool = False
 ) -> Joint:
-    """The joint trace for grad outputs that are defined where `grad_outputs` has a proxy, with its metadata.
+    """Return the joint trace for grad outputs that are defined where `grad_outputs` has a proxy, with its metadata.
 
-    Outputs may also be values that a grad rule makes inside its forward. `higher_order`: the backward is differentiated
-    in its turn; some of PyTorch's formulas are others then.
+    Outputs may also be values that a grad rule computes inside its forward. `higher_order`: the backward is
+    differentiated in its turn; some of PyTorch's formulas then differ.
 
-    Raises `NotDifferentiable`, `RuleError`, and under `selection.strict` `StrictError`.
+    Raises:
+        NotDifferentiable: no rule, decomposition or formula differentiates an operator.
+        RuleError: a rule raised, or returned something invalid.
+        StrictError: under `selection.strict`, a claimed forward has no rule.
     """
     with selection.handlers.entered("around"), internals.exact_functionalization():
         return _differentiate(trace, selection, grad_outputs, higher_order)
@@ -112,7 +114,7 @@ def _differentiate(
 
 
 class Forward:
-    """Linearises bound symbols one by one."""
+    """A linearisation of bound symbols one by one."""
 
     def __init__(
         self,
@@ -133,15 +135,15 @@ class Forward:
         self.choices: list[Choice] = []
         self.kept: list[TensorProxy] = []
         self.named: dict[str, TensorProxy] = {}
-        #: What the conjugate and negative fallbacks of PyTorch's dispatcher made, and of what.
+        #: Results of the conjugate and negative fallbacks of PyTorch's dispatcher, each with its argument.
         self._lazy: dict[str, TensorProxy] = {}
 
     def now(self, proxy: TensorProxy) -> TensorProxy:
-        """What a value of the given trace is called by now."""
+        """Return the current name of a value of the given trace."""
         return self.named.get(proxy.name, proxy)
 
     def linearise(self, bound_symbol: BoundSymbol, origin: BoundSymbol) -> None:
-        """Append a bound symbol, and how it is differentiated; `origin` is the one of the trace that it belongs to."""
+        """Append a bound symbol, and its linearisation; `origin` is the bound symbol of the trace that contains it."""
         pending = deque([bound_symbol])
         while pending:
             item = self._current(pending.popleft())
@@ -152,12 +154,12 @@ class Forward:
             )
 
     def _decide(self, item: BoundSymbol, origin: BoundSymbol) -> tuple[BoundSymbol, ...]:
-        """The one place that picks how a bound symbol is differentiated; returns the parts that replace it, if any."""
+        """Pick the differentiation of a bound symbol, in this place alone; return the parts that replace it, if any."""
         own: OwnGradient | None = item.symbol.gradient
         constant = self._constant(item)
         if constant:
             self._choose(item, "constant", constant)
-            # under no_grad eager calls a view a leaf that requires grad, and so do its users
+            # under no_grad, eager treats a view as a leaf that requires grad, and users of the view likewise
             item = self._cut(item) if item.grad_enabled else item
             parts = own.constant(item) if own is not None else (item,)
             self.body.extend(
@@ -191,7 +193,7 @@ class Forward:
         return ()
 
     def _constant(self, item: BoundSymbol) -> str:
-        """Why a bound symbol takes no part in differentiation, or an empty string."""
+        """Return why a bound symbol is constant for differentiation; empty if it is not."""
         if not _requires_grad(item.inputs):
             return "no input requires grad"
         if not item.grad_enabled:
@@ -215,7 +217,7 @@ class Forward:
         link = Link(origin, rule_origin)
         inside = {proxy.name for made in applied.forward for proxy in made.outputs}
         if self.ends & inside - {proxy.name for proxy in applied.outputs}:
-            # what rules make is saved by its name, which must not depend on what is asked for
+            # values of rules are saved by name, which must not depend on the requested outputs
             with self.names.apart():
                 for made in applied.forward:
                     try:
@@ -233,7 +235,7 @@ class Forward:
         self.linears.append(Linear(item.inputs, applied.outputs, applied.pull, link))
 
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
-        # fail here, where the operator is, and not in the sweep
+        # fail here, at the operator, and not in the sweep
         expected = tuple(
             [
                 changed_proxy(p, requires_grad=False) if p.requires_grad else None
@@ -246,11 +248,11 @@ class Forward:
         metadata, region = [p and p.metadata for p in expected], internals.autocast_key()
         if not region_of(item):
             self.kept.extend(further_reads(template, seen, expected))
-        # not itself, which holds what is pulled
+        # locals: `self` would keep the pulled lines alive
         higher_order, names = self.higher_order, self.names
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
-            # linearised outside of autocast, and pulled inside where the backward is run there
+            # linearised outside of autocast, and pulled inside if the backward runs under autocast
             alike = [
                 p and p.metadata for p in grads
             ] == metadata and internals.autocast_key() == region
@@ -264,7 +266,7 @@ class Forward:
     def _decompose(
         self, item: BoundSymbol, origin: BoundSymbol, declined: Reasons
     ) -> tuple[BoundSymbol, ...]:
-        """Decompose, or keep an executor's forward whole and differentiate its decomposition beside it."""
+        """Decompose, or keep an executor's whole forward and also differentiate its decomposition."""
         owner, claim = self._keeper(item)
         if owner is None:
             waiting = claim.declined[-1:] if claim.waits else ()
@@ -283,13 +285,17 @@ class Forward:
         env: dict[str, TensorProxy] = {}
         for copy in [rebind(part, env, self.names) for part in item.subsymbols]:
             self.linearise(replace(copy, tags=copy.tags | {RECOMPUTED}), origin)
-        # the sweep goes backwards: the gradients of the kept outputs go to their recomputed twins first
+        # the sweep is reversed: gradients of kept outputs go to their recomputed twins first
         copied = tuple(self.now(env[proxy.name]) for proxy in item.outputs)
         self.linears.append(Linear(copied, item.outputs, lambda grads: ((), grads), link))
         return ()
 
     def _keeper(self, item: BoundSymbol) -> tuple[str | None, Claim]:
-        """The executor, if any, that runs a bound symbol without a grad rule as a whole; under `strict` an error."""
+        """Return the executor, if any, that runs a bound symbol whole without a grad rule.
+
+        Raises:
+            StrictError: under `strict`, there is such an executor.
+        """
         claim = claimant(item, self.selection)
         implementation = claim.implementation
         if implementation is None or implementation.fn is item.symbol.fn:
@@ -302,7 +308,7 @@ class Forward:
         return implementation.owner, claim
 
     def _current(self, item: BoundSymbol) -> BoundSymbol:
-        """A bound symbol with its values as they are by now, and requires_grad of its outputs to match its inputs."""
+        """Return a bound symbol with current values, and with `requires_grad` of its outputs matching its inputs."""
         if not self.named:
             return item
         current = renamed(item, self.named)
@@ -310,7 +316,7 @@ class Forward:
         return self._cut(current) if cut else current
 
     def _cut(self, item: BoundSymbol) -> BoundSymbol:
-        """The bound symbol with nothing that it makes requiring grad."""
+        """Return the bound symbol with no result that requires grad."""
         made = [
             proxy for part in with_parts([item]) for proxy in part.outputs if proxy.requires_grad
         ]
@@ -322,7 +328,7 @@ class Forward:
 
 
 def _adopt_constant(names: Names, recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that a rule closes over."""
+    """Enter a tensor that a rule closes over."""
     constants = recorder.tape.constants
     name = names.claim(f"c{len(constants)}")
     with internals.real_dispatch():
@@ -331,7 +337,7 @@ def _adopt_constant(names: Names, recorder: Recorder, tensor: torch.Tensor) -> t
 
 
 def _resolved(item: BoundSymbol) -> dict[str, TensorProxy]:
-    """The parts that are copies of lazily conjugated or negated values, made for the parts after them."""
+    """Map copies of lazily conjugated or negated values, as inserted between parts, to the original values."""
     own = {proxy.name for proxy in item.outputs}
     found = {}
     for part in item.subsymbols:

@@ -1,4 +1,4 @@
-"""Writes through `.data`, which nothing tells autograd of: eager's backward reads what they leave in what it saved."""
+"""Writes through `.data`, unseen by autograd: eager's backward reads the written values in its saved tensors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.symbol import BACKWARD, BoundSymbol
 from switchgear.ir.trace import Trace, names_of
 
-#: Owners and forms of rules whose backward reads what eager's does; of others', what the call reads is taken for it.
+#: Owners and forms of rules whose backward reads the values that eager's reads; others count as reading all inputs.
 EAGERS = frozenset({"derived", "decomposition", "constant", "switchgear", "autograd.Function"})
 
 
 def refuse_hidden_writes(joint: Joint, forward: Trace, hidden: frozenset[str]) -> None:
-    """Refuse a joint trace whose backward reads memory of one of the values of the forward that were overwritten."""
+    """Refuse a joint trace whose backward reads the memory of an overwritten value of the forward."""
     names = hidden & names_of(forward) if hidden else hidden
     if not names:
         return
@@ -33,7 +33,7 @@ def refuse_hidden_writes(joint: Joint, forward: Trace, hidden: frozenset[str]) -
 
 
 def refuse_saved(forward: Trace, saved: Iterable[TensorProxy], written: Set[str]) -> None:
-    """Refuse to save what is `written` to an argument: nothing would tell of what the user writes there later."""
+    """Refuse to save values `written` to an argument: later writes of the user would go unnoticed."""
     homes = storages(forward.bound_symbols) if written else {}
     places = {homes.get(name, name) for name in written}
     if not places.isdisjoint(homes.get(proxy.name, proxy.name) for proxy in saved):
@@ -45,7 +45,7 @@ def refuse_saved(forward: Trace, saved: Iterable[TensorProxy], written: Set[str]
 
 
 def _read(joint: Joint) -> Iterator[tuple[TensorProxy, BoundSymbol | None]]:
-    """What backwards read of the forward, each with the line of the forward whose gradient needs it."""
+    """Yield the values of the forward that backwards read, each with the forward line whose gradient needs it."""
     for line in joint.trace.bound_symbols:
         rules = [link.rule for link in line.links]
         if BACKWARD in line.tags or any(EAGERS.isdisjoint((r.owner, r.form)) for r in rules):

@@ -1,8 +1,8 @@
 """Inner gradients: `torch.autograd.grad` in a trace becomes the lines that compute the gradients.
 
-They come from the same order of rules as any backward. For what encloses them they are forward: nothing flows back
-through them, as in eager without `create_graph`. Where an enclosing gradient may differentiate the same call again,
-the call stays and a rule's forward runs beside it; a call that draws random numbers is decomposed there instead.
+They follow the same order of rules as any backward. For enclosing gradients the lines are forward: nothing flows back
+through them, as in eager mode without `create_graph`. Where an enclosing gradient may differentiate the same call
+again, the call stays, and the forward of a rule is added. A call that draws random numbers is decomposed instead.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _COPY, _DETACH, _EMPTY, _ONES, _TO, _ZEROS = (
 
 
 def inner_gradients(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Choice, ...]]:
-    """The trace with every call of `torch.autograd.grad` replaced, and the choices made on the way."""
+    """Return the trace with every call of `torch.autograd.grad` replaced, and the choices for gradients."""
     if not any(item.symbol in (AUTOGRAD_GRAD, NEW_LEAF) for item in trace.bound_symbols):
         return trace, ()
     trace = dead_code(trace)
@@ -74,7 +74,7 @@ def inner_gradients(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Ch
 
 
 class _Region(Forward):
-    """Linearises what lies between the inputs and outputs of the calls, and replaces each call by a sweep."""
+    """A linearisation of the lines between inputs and outputs of the calls, which replaces each call by a sweep."""
 
     def __init__(self, trace: Trace, selection: Selection) -> None:
         super().__init__(Names(names_of(trace)), selection, higher_order=False)
@@ -101,13 +101,13 @@ class _Region(Forward):
             self.body.append(renamed(item, self.named))
 
     def _root(self, proxy: TensorProxy) -> TensorProxy:
-        """The value that autograd knows a tensor by: writes that it did not see leave its history as it is."""
+        """Return the value that autograd identifies with a tensor: unseen writes leave its history unchanged."""
         while (item := self._producers.get(proxy.name)) is not None and item.symbol == SET_VALUE:
             proxy = item.args[0]
         return proxy
 
     def _path(self, index: int, call: BoundSymbol) -> frozenset[int]:
-        """The positions of what lies between the inputs and the outputs of a call."""
+        """Return the positions of the lines between the inputs and the outputs of a call."""
         reached = {self._root(proxy).name for proxy in call.args[1]}
         behind: list[int] = []
         items = self._trace.bound_symbols[:index]
@@ -126,7 +126,7 @@ class _Region(Forward):
         return frozenset(path)
 
     def _kept_for_outer(self) -> frozenset[int]:
-        """The positions of what an enclosing gradient may have to differentiate in its turn."""
+        """Return the positions of the lines that an enclosing gradient may have to differentiate."""
         needed = {proxy.name for proxy in proxies(self._trace.outputs) if proxy.requires_grad}
         kept = []
         for position, item in reversed([*enumerate(self._trace.bound_symbols)]):
@@ -142,7 +142,7 @@ class _Region(Forward):
         twice = self._current_index in self._outer and item.is_random and not self._constant(item)
         if not twice:
             return super()._decide(item, origin)
-        # a rule's forward would draw beside the one that is kept
+        # the forward of a rule would draw again, next to the kept call
         if item.is_leaf:
             self._choose(item, "derived", "PyTorch's autograd formula")
             self._derive(item, origin)
@@ -158,7 +158,7 @@ class _Region(Forward):
         if self._current_index not in self._outer:
             super()._apply(rule, item, origin)
             return
-        # the enclosing gradient differentiates the call itself; the rule's forward runs beside it, for its residuals
+        # the enclosing gradient differentiates the call itself; the rule's forward is added for its residuals
         self.body.append(item)
         output = map_proxies(lambda proxy: replace(proxy, name=self.names.fresh()), item.output)
         again = replace(item, output=output, subsymbols=())
@@ -231,7 +231,7 @@ class _Region(Forward):
         outputs: Iterable[TensorProxy],
         link: Link,
     ) -> None:
-        """The gradient that a rule says is none, where PyTorch has one."""
+        """Append zeros for a gradient that a rule omits, although PyTorch has it."""
         if not path and all(source.name != proxy.name for proxy in outputs):
             raise SwitchgearError(
                 f"the gradient of {source.name} was lost, at {link.forward.source}; please report this"
@@ -239,7 +239,7 @@ class _Region(Forward):
         self._line(_ZEROS, (source,), {}, made, link)
 
     def _hand_out(self, made: TensorProxy, grad: TensorProxy, link: Link) -> None:
-        """A gradient that is no line of its own, or comes in another layout than PyTorch's."""
+        """Append a copy of a gradient that has no line of its own, or has another layout than PyTorch's."""
         if not _same_layout(made, grad) and is_dense(made):
             empty = replace(made, name=self.names.fresh())
             self._line(
@@ -286,7 +286,7 @@ def _same_layout(left: TensorProxy, right: TensorProxy) -> bool:
 
 
 def _without_new_leaves(trace: Trace) -> Trace:
-    """The trace for those outside, who have no hold of a leaf made inside: nothing requires grad for it alone."""
+    """Return the trace as seen from outside, where inner leaves are unreachable: none makes a value require grad."""
     env: dict[str, TensorProxy] = {}
     body: list[BoundSymbol] = []
     for item in trace.bound_symbols:

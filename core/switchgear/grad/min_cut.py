@@ -1,4 +1,4 @@
-"""The minimum cut of a network, by Dinic's maximum flow: a library for it takes longer to import than this to run."""
+"""The minimum cut of a network, by Dinic's maximum flow: importing a library would take longer than this code."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ SOURCE, SINK = 0, 1
 
 
 def min_cut(capacities: Mapping[tuple[int, int], int | None]) -> frozenset[int]:
-    """The nodes on the sink's side of a cut of minimum capacity; of several such cuts, the one with the fewest.
+    """Return the nodes on the sink's side of a cut of minimum capacity; of several cuts, the fewest nodes.
 
-    The network is given by its arcs, None standing for an unlimited capacity; nodes are numbered from 0, the source,
-    and 1, the sink. No path may be unlimited.
+    Args:
+        capacities: the capacity of each arc, None if unlimited. Node 0 is the source, node 1 the sink.
+            No path may be unlimited.
     """
     network = _network(capacities)
     while (distances := network.distances())[SOURCE]:
@@ -22,7 +23,7 @@ def min_cut(capacities: Mapping[tuple[int, int], int | None]) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """Arcs by number, each even one beside its reverse: where they end, and how much more may flow through them."""
+    """Arcs by number, each even arc followed by its reverse: their ends, and the flow that they still admit."""
 
     #: The arcs that begin at each node.
     arcs: list[list[int]]
@@ -30,7 +31,7 @@ class _Network:
     room: list[int]
 
     def distances(self) -> list[int]:
-        """The number of arcs with room from each node to the sink; 0 for the sink, and for what does not reach it."""
+        """Return the number of arcs with room from each node to the sink; 0 for the sink and for unconnected nodes."""
         arcs, ends, room = self.arcs, self.ends, self.room
         found = [0] * len(arcs)
         nodes, distance = [SINK], 1
@@ -47,7 +48,7 @@ class _Network:
         return found
 
     def saturate(self, distances: list[int]) -> None:
-        """Let flow what fits through the shortest paths."""
+        """Add the largest flow along the shortest paths."""
         ends, room = self.ends, self.room
         untried: dict[int, list[int]] = {}
         path: list[int] = []

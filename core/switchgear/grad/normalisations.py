@@ -1,7 +1,7 @@
-"""Normalisations made again from their statistics, two numbers a row or channel: by what depends on single elements.
+"""Normalisations recomputed from their statistics, two numbers per row or channel, by elementwise lines.
 
-To run one again is to go over its arguments once more, and its result takes as much as its argument, which its backward
-reads anyway.
+A full recomputation would read its arguments once more. Saving the result would take as much memory as the argument,
+which its backward reads anyway.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from switchgear.ir.trace import Names
 
 _aten = torch.ops.aten
 _LAYER_NORM = _aten.native_layer_norm.default
-#: The second stands for a kernel of GPUs, and is of training alone.
+#: The second overload represents a kernel of GPUs, and occurs in training alone.
 _BATCH_NORM = _aten._native_batch_norm_legit_functional.default
 _BATCH_NORMS = (_BATCH_NORM, _aten._batch_norm_with_update_functional.default)
 _SUB = Symbol("aten.sub.Tensor", _aten.sub.Tensor)
@@ -29,7 +29,7 @@ CAST = Symbol("aten._to_copy.default", _aten._to_copy.default)
 
 
 def with_statistics(forward: Body, names: Names) -> Body:
-    """A forward in which results of layer and batch norms are made of statistics: for the backward, to make again."""
+    """Return a forward with layer and batch norms computed from statistics, for recomputation in the backward."""
     return tuple([line for item in forward for line in _of_statistics(item, names)])
 
 
@@ -41,7 +41,7 @@ def _of_statistics(item: BoundSymbol, names: Names) -> Iterator[BoundSymbol]:
         return BoundSymbol(symbol, args, kwargs, made, source=item.source, links=links)
 
     def of_channels(value: TensorProxy | None) -> TensorProxy | None:
-        """A value of each channel, beside what has the channels in its second dimension."""
+        """Return a value per channel, shaped to broadcast against channels in the second dimension."""
         if value is None or not over:
             return value
         ones = (1,) * over
@@ -73,7 +73,7 @@ def _of_statistics(item: BoundSymbol, names: Names) -> Iterator[BoundSymbol]:
 def _normalised(
     item: BoundSymbol,
 ) -> tuple[TensorProxy | None, TensorProxy | None, TensorProxy | None]:
-    """What a line normalises, its weight and bias; None for a line that has no statistics of what it is given."""
+    """Return the input, weight and bias of a normalisation; None for a line without statistics of its input."""
     if item.symbol.fn is _LAYER_NORM:
         x, _, weight, bias, _ = item.args
     elif item.symbol.fn in _BATCH_NORMS and (item.symbol.fn is not _BATCH_NORM or item.args[5]):
@@ -84,9 +84,9 @@ def _normalised(
     result, mean = item.outputs[:2]
     fits = (
         all(value is None or value.stride == (1,) for value in of_channels)
-        # what is made of it on the way is laid out as it is
+        # intermediate results have the layout of the input
         and x.stride == result.stride
-        # PyTorch's fakes of a batch norm on the CPU say so of statistics that are wider
+        # statistics of 2 bytes may be wider than PyTorch's fakes of a CPU batch norm say
         and mean.dtype.itemsize > 2
     )
     return (x, weight, bias) if fits else (None, None, None)

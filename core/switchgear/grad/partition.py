@@ -1,7 +1,7 @@
-"""Partition: the joint trace becomes a forward and a backward trace, and what the one saves for the other.
+"""Partition: the joint trace becomes a forward and a backward trace, connected by saved tensors.
 
-What the outputs need, and everything that draws random numbers, is forward; the rest is backward. An input that the
-epilogue overwrites is saved as a copy, and so is one in the same storage, for they share a version.
+Lines that the outputs need, and all random draws, are forward; the rest is backward. An input that the epilogue
+overwrites is saved as a copy, and so is an input in the same storage, because both share a version.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from switchgear.ir.trace import Names, Trace, names_of
 from switchgear.registry.memory import PricedMemory
 
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
-#: Rules that choose what they save; of a transform nobody says what is forward.
+#: Rules that choose their residuals; with a transform, the forward part is unknown.
 _CHOOSING = frozenset({"augmented", "pullback"})
 
 
@@ -45,8 +45,8 @@ _CHOOSING = frozenset({"augmented", "pullback"})
 class Partitioned:
     """`forward` returns its outputs and then `saved`, some as copies; `backward` takes `saved` and the grad outputs.
 
-    Numbers are no tensors: fixed sizes stand in the backward as they are, symbolic ones are further inputs. `widened`
-    makes the zeros and ones again that are saved as booleans.
+    Numbers are no tensors: fixed sizes are constants of the backward, symbolic sizes further inputs. `widened` are
+    lines that restore zeros and ones saved as booleans.
     """
 
     forward: Trace
@@ -57,13 +57,13 @@ class Partitioned:
 
     @property
     def saved_bytes(self) -> int:
-        """What is saved, without inputs, which live anyway."""
+        """The saved bytes, without inputs, which are alive anyway."""
         alive = {proxy.name for proxy in self.forward.inputs} - self.prices.overwritten
         return sum(proxy.bytes for proxy in self.saved if proxy.name not in alive)
 
     @property
     def again(self) -> tuple[BoundSymbol, ...]:
-        """The lines of the backward that run again."""
+        """The lines of the backward that are recomputed."""
         return tuple(item for item in self.backward.bound_symbols if RECOMPUTED in item.tags)
 
 
@@ -73,11 +73,11 @@ def partition(
     memory: PricedMemory = "eager",
     budget: Budget | None = None,
 ) -> Partitioned:
-    """Split a joint trace: what the outputs need is forward, the rest is backward, and what crosses is saved.
+    """Split a joint trace: lines that the outputs need are forward, the rest is backward, and values between are saved.
 
-    What is cheap to make again from something smaller is not saved; `memory` says how cheap, or `budget` what may be
-    saved, or made again. `overwritten` names the
-    inputs that are written to after the forward has run; they, and what shares their storage, are saved as copies.
+    A value that is cheap to recompute from something smaller is not saved. `memory` defines cheap, or `budget` limits
+    the saved bytes or the recomputation. `overwritten` names the inputs that are written to after the forward. They,
+    and values that share their storage, are saved as copies.
     """
     residuals = _residuals(joint)
     halves = _Halves(joint, frozenset({*residuals, *(proxy.name for proxy in joint.kept)}))
@@ -136,9 +136,12 @@ def partition(
 
 
 def backward_for(joint: Joint, parts: Partitioned) -> Trace:
-    """The backward of another joint trace of the same forward, from what that forward saves.
+    """Return the backward of another joint trace of the same forward, from the saved tensors of that forward.
 
-    What it needs beyond that is computed again. Raises `NotDifferentiable` if that cannot be.
+    Other values are recomputed.
+
+    Raises:
+        NotDifferentiable: a value can be neither read nor recomputed.
     """
     known = frozenset(
         proxy.name for proxy in (*parts.saved, *(p for item in parts.widened for p in item.outputs))
@@ -152,7 +155,7 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
             "grad outputs are defined than expected, or a grad rule is differentiated that did not save the values "
             "it reads; give a gradient for every output, let the rule save it, or use sg.grad"
         )
-    # a line that is run again for one of its results makes the others too
+    # a line recomputed for one of its results computes the others too
     twice = {proxy.name for item in again for proxy in item.outputs if proxy.name in known}
     saved = [replace(p, name=halves.names.fresh()) if p.name in twice else p for p in parts.saved]
     widened = [item for item in parts.widened if item.outputs[0].name not in twice]
@@ -160,7 +163,7 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
 
 
 def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
-    """What a forward saves, why, and for which operators of the backward."""
+    """Return the saved tensors of a forward, with reasons and readers in the backward."""
     maker = {proxy.name: item for item in parts.forward.bound_symbols for proxy in item.outputs}
     readers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for item in parts.backward.bound_symbols:
@@ -188,7 +191,7 @@ def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
 
 
 def _residuals(joint: Joint) -> dict[str, RuleOrigin]:
-    """What grad rules saved: the values made before the sweep that their backwards read, with who brought the rule."""
+    """Return the residuals of grad rules: earlier values that their backwards read, each with the rule's origin."""
     lines = joint.trace.bound_symbols
     before = (item for item in lines if BACKWARD not in item.tags and not region_of(item))
     made = {proxy.name for item in before for proxy in item.outputs}
@@ -214,9 +217,9 @@ def _reason(proxy: TensorProxy, item: BoundSymbol | None, prices: Prices) -> str
 
 
 class _Halves:
-    """A joint trace, split: `read` are the values of `forward`, inputs among them, that `later` and the gradients are.
+    """A joint trace, split: `read` are the values of `forward`, including inputs, that `later` or the gradients read.
 
-    The forward makes what is named in `kept` besides its outputs. If what it saves is `known` already, that is it.
+    The forward also computes the values in `kept`. `known` names its saved tensors, if decided already.
     """
 
     def __init__(
@@ -246,7 +249,7 @@ class _Halves:
         self.read = tuple({p.name: p for p in read if p.name not in own}.values())
 
     def backward(self, again: Body, saved: tuple[TensorProxy, ...]) -> Trace:
-        """The backward that takes `saved`, and runs `again` the lines of the forward that it needs."""
+        """Return the backward that takes `saved`, and recomputes the lines of `again` that it needs."""
         body = _just_in_time(live((*again, *self.later), proxies(self.grads)))
         return replace(
             self.trace,
@@ -261,7 +264,7 @@ class _Halves:
 def _again(
     forward: Body, read: Iterable[TensorProxy], saved: Collection[str]
 ) -> tuple[tuple[BoundSymbol, ...], dict[str, TensorProxy]]:
-    """The lines of the forward that make what is read and not saved, and the values that they and the reader take."""
+    """Return the forward lines that recompute unsaved values of `read`, and the values that lines and reader take."""
     needed = {proxy.name: proxy for proxy in read}
     again: list[BoundSymbol] = []
     for item in reversed(forward):
@@ -287,7 +290,7 @@ def _made(body: Body) -> frozenset[str]:
 
 
 def _just_in_time(body: Body) -> Body:
-    """A backward with what is not part of the sweep itself as late as may be."""
+    """Return a backward with lines outside of the sweep as late as possible."""
     stays = [BACKWARD in item.tags or item.is_random for item in body]
     late = len(body)
     place = [late] * len(body)
@@ -305,7 +308,7 @@ def _just_in_time(body: Body) -> Body:
 
 
 def unlinked(item: BoundSymbol) -> BoundSymbol:
-    """A line of the forward: only those that are gradients themselves keep their links."""
+    """Return a line of the forward without links; only gradients themselves keep links."""
     links = item.links if INNER_GRADIENT in item.tags else ()
     return changed(
         item, links=links, subsymbols=tuple([unlinked(part) for part in item.subsymbols])

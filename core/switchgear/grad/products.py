@@ -1,6 +1,6 @@
-"""Products over places with the same index, as expressions whose derivatives of any order look at no data.
+"""Products over places with the same index, as expressions whose derivatives of any order read no data.
 
-PyTorch's own formulas look for zeros in the data when they are differentiated in their turn, to refuse more than one.
+PyTorch's own formulas, when differentiated, search the data for zeros, to refuse more than one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def index_product(
     *,
     include_self: bool = True,
 ) -> torch.Tensor:
-    """`aten.index_reduce` with "prod"."""
+    """Compute `aten.index_reduce` with "prod"."""
     spread = index.reshape(
         [-1 if axis == dim % max(self.dim(), 1) else 1 for axis in range(self.dim())]
     )
@@ -35,7 +35,7 @@ def scatter_product(
     *,
     include_self: bool = True,
 ) -> torch.Tensor:
-    """`aten.scatter_reduce` with "prod": one factor per place of `self` and of `index` along `dim`."""
+    """Compute `aten.scatter_reduce` with "prod": one factor per place of `self` and of `index` along `dim`."""
     if not self.dim():
         whole = scatter_product(
             self[None], 0, index.reshape(-1), src.reshape(-1), reduce, include_self=include_self

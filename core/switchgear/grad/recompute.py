@@ -1,8 +1,8 @@
-"""Recompute: what a region marked by `torch.utils.checkpoint` made is made again where the backward needs it.
+"""Recompute: regions marked by `torch.utils.checkpoint` are recomputed where the backward needs them.
 
-Its lines are copied into the backward, each region as a whole before its first reader, from values that are saved.
-Saved are what another region or code outside reads, what a selective policy names, and draws from a generator of the
-user's; other draws are repeated from the state of the generator before the region's first (`redraw`).
+The lines of a region are copied into the backward as a whole, before its first reader, and read saved tensors. Saved
+are values read by other regions or by code outside, values named by a selective policy, and draws from a user's
+generator. Other draws are repeated from the state of the generator before the region's first draw (`redraw`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from switchgear.ir.trace import Names
 Body = tuple[BoundSymbol, ...]
 _TAGS = frozenset({BACKWARD, RECOMPUTED})
 _ORIGIN = RuleOrigin("checkpoint", "recomputed")
-#: Of what is made again because it is not saved.
+#: The origin of lines recomputed because their values are not saved.
 _UNSAVED = RuleOrigin("partition", "recomputed")
 
 
 def links_again(item: BoundSymbol) -> tuple[Link, ...]:
-    """The links of a line of the forward, in the backward, which makes again what is not saved."""
+    """Return the links of a forward line that the backward recomputes."""
     return tuple(Link(link.forward, _UNSAVED) for link in item.links) or (Link(item, _UNSAVED),)
 
 
@@ -51,16 +51,16 @@ def recompute(
     names: Names,
     known: frozenset[str] | None = None,
 ) -> tuple[Body, Body]:
-    """Forward and backward, with what the backward of a region reads of that region made again there.
+    """Return forward and backward, with regions recomputed in the backward.
 
-    What another region reads, or code outside of any, is saved, and so is what a selective policy says, and draws from
-    a `torch.Generator` of the user's. Everything else is made once more, each region as a whole and just before its
-    first reader. `known` are the names of what the forward saves, if that is decided already.
+    Values that other regions or outside code read are saved, and so are values named by a selective policy, and draws
+    from a user's `torch.Generator`. All other values are recomputed, each region as a whole and just before its first
+    reader. `known` names the saved tensors of the forward, if decided already.
     """
     if not any(map(region_of, (*forward, *backward))):
         return forward, backward
     fixed = {proxy.name for proxy in grads}
-    # what only the backward needs of a region, though no gradient flows into it: it goes where the region goes
+    # lines of a region that only the backward needs, although without gradient: they move with the region
     moved = tuple(
         item
         for item in backward
@@ -81,7 +81,7 @@ def recompute(
 
 @dataclass(slots=True, eq=False)
 class _Regions:
-    """The regions of a trace: `sources` made their values, of which `savable` can be saved."""
+    """The regions of a trace: `sources` are their lines, and `savable` the names of values that can be saved."""
 
     sources: Body
     savable: set[str]
@@ -98,7 +98,7 @@ class _Regions:
         self.kept = set(self.known or ())
 
     def read(self, name: str, reader: str | None) -> None:
-        """Take note that a value is read in the region `reader`."""
+        """Record that the region `reader` reads a value."""
         if name not in self.home:
             return
         if reader != self.home[name] and name in self.savable and self.known is None:
@@ -107,7 +107,7 @@ class _Regions:
             self.wanted.add(name)
 
     def _keep(self, name: str) -> None:
-        """Save a value, and with it whatever shares its storage."""
+        """Save a value, and all values that share its storage."""
         while name in self.savable and name not in self.kept:
             self.kept.add(name)
             item = self.maker[name]
@@ -115,7 +115,7 @@ class _Regions:
             name = base.name if base is not None else ""
 
     def run(self, later: Body) -> tuple[Body, Body]:
-        """The sources with the states of generators saved, and `later` with the regions made again."""
+        """Return the sources with the states of generators saved, and `later` with the regions recomputed."""
         for item in later:
             for proxy in item.inputs:
                 self.read(proxy.name, region_of(item))
@@ -139,7 +139,7 @@ class _Regions:
         return tuple(sources), _placed(groups, later)
 
     def _select(self) -> tuple[list[BoundSymbol], dict[tuple[str, torch.device], BoundSymbol]]:
-        """What is made again, in order, and the first draw of each region and device among it."""
+        """Return the recomputed lines, in order, and among them the first draw of each region and device."""
         selected: list[BoundSymbol] = []
         draws: dict[tuple[str, torch.device], BoundSymbol] = {}
         for item in reversed(self.sources):
@@ -152,7 +152,7 @@ class _Regions:
                     self._keep(name)
             at = region, item.outputs[0].device
             draws_again = item.is_random and not _has_generator(item)
-            # a draw that is not needed itself moves the stream for those that are
+            # an unneeded draw still moves the stream for needed draws
             if wanted <= self.kept and not (draws_again and at in draws):
                 continue
             if draws_again:
@@ -173,7 +173,7 @@ class _Regions:
     def _redrawn(
         self, group: list[BoundSymbol], state: TensorProxy, device: torch.device
     ) -> list[BoundSymbol]:
-        """A group whose draws from a device's generator begin at `state`, and leave its stream as it was."""
+        """Return a group whose draws from a device's generator begin at `state`, and which restores the stream."""
         places = [
             index
             for index, item in enumerate(group)
@@ -193,7 +193,7 @@ class _Regions:
 
 
 def _placed(groups: dict[str | None, list[BoundSymbol]], later: Body) -> Body:
-    """`later` with each group before the first that reads from it."""
+    """Return `later` with each group before its first reader."""
     owner = {
         proxy.name: region
         for region, group in groups.items()
@@ -213,7 +213,7 @@ def _placed(groups: dict[str | None, list[BoundSymbol]], later: Body) -> Body:
 
 
 def _state_line(item: BoundSymbol, state: TensorProxy) -> BoundSymbol:
-    """The state of the generator that a bound symbol draws from, just before."""
+    """Return a line for the state of a generator just before a bound symbol draws from it."""
     tags = item.tags & _TAGS | {RANDOM}
     return BoundSymbol(
         RANDOM_STATE,
@@ -232,7 +232,7 @@ def _state_name(region: str, device: torch.device) -> str:
 
 
 def _has_generator(item: BoundSymbol) -> bool:
-    """Whether a call draws from a generator of the user's."""
+    """Check whether a call draws from a user's generator."""
     given: Iterator[object] = (
         value for part in with_parts([item]) for value in (*part.args, *part.kwargs.values())
     )

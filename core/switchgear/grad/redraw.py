@@ -1,4 +1,4 @@
-"""Random numbers drawn again: symbols that save the state of a generator, and put another in its place."""
+"""Repeated random numbers: symbols that save the state of a generator, and replace it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from switchgear.record.recorder import active_recorder
 
 
 def random_state(device: torch.device) -> torch.Tensor:
-    """The state of a device's default generator."""
+    """Return the state of a device's default generator."""
     recorder = active_recorder()
     if recorder is not None:
         return recorder.recorded(
@@ -22,7 +22,7 @@ def random_state(device: torch.device) -> torch.Tensor:
 
 
 def swap_random_state(state: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Go on drawing from `state`; the state that the device's default generator had."""
+    """Set the state of a device's default generator; return the previous state."""
     recorder = active_recorder()
     if recorder is not None:
         return recorder.recorded(
@@ -38,12 +38,12 @@ def swap_random_state(state: torch.Tensor, device: torch.device) -> torch.Tensor
 
 
 def state_proxy(name: str, device: torch.device) -> TensorProxy:
-    """A state of a device's default generator in a trace."""
+    """Return a proxy for a state of a device's default generator."""
     size = default_stream(device).get_state().numel()
     return TensorProxy(name, (size,), (1,), torch.uint8, torch.device("cpu"))
 
 
-#: A capture puts a stand-in where `torch` has it.
+#: The original generator: a capture replaces the attribute of `torch`.
 _DEFAULT_STREAM = torch.default_generator
 
 

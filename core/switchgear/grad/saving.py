@@ -1,10 +1,10 @@
-"""Saving: which values the forward keeps for the backward, and which the backward makes again, by a minimum cut.
+"""Saving: the values saved by the forward, and the values recomputed by the backward, by a minimum cut.
 
-Both are priced in bytes moved. Inputs cost nothing, for they live anyway; views are always made again, so of each
-storage one tensor is saved. Pointwise operators, casts, copies, factories, reductions and normalisations may run
-again, and under a budget whatever is pure; random numbers and operators from outside of PyTorch never do. The option
-`memory` says how many bytes may be moved for one that is not saved. What runs again reads the same values; an input
-that it reads must not be overwritten before the backward.
+Both are priced in bytes moved. Inputs are free, because they are alive anyway. Views are always recomputed, so one
+tensor of each storage is saved. Pointwise operators, casts, copies, factories, reductions and normalisations may be
+recomputed, and under a budget all pure operators; random numbers and operators from outside of PyTorch never. The
+option `memory` sets the bytes moved at most for one unsaved byte. A recomputed line reads the same values; its inputs
+must not be overwritten before the backward.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from switchgear.ir.symbol import BoundSymbol, RuleOrigin, region_of
 from switchgear.ir.writes import DRAW_BERNOULLI
 from switchgear.registry.memory import PricedMemory
 
-#: The bytes that recomputation may move for each byte that need not be saved for it.
+#: The limit on bytes moved by recomputation for each unsaved byte.
 _WORTH: Mapping[PricedMemory, int] = {"eager": 1, "auto": 16, "balanced": 16}
 
 _aten = torch.ops.aten
-#: Draw nothing but zeros and ones.
+#: Operators that draw only zeros and ones.
 _COINS = frozenset(
     {_aten.bernoulli.default, _aten.bernoulli.p, _aten.bernoulli.Tensor, DRAW_BERNOULLI.fn}
 )
@@ -38,12 +38,12 @@ _COINS = frozenset(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prices:
-    """What it costs to save a value, and to run a bound symbol again.
+    """The prices of saving a value, and of running a bound symbol again, in bytes moved.
 
-    Both are counted in bytes moved. `outputs` names what the forward returns, which its caller may hold anyway;
-    `overwritten` the values that are saved as copies; `residuals` those that grad rules chose to save, with the rules.
-    With "auto", what goes over its arguments once more is not run again: fused, all else costs next to nothing. With a
-    budget (`is_budget`) everything pure has a price; `transient` names what the forward itself does not make.
+    `outputs` names the results of the forward, which its caller may hold anyway; `overwritten` the values that are
+    saved as copies; `residuals` the values that grad rules chose to save, with the rules. With "auto", a line that
+    reads its arguments once more is not recomputed: fused, other lines cost next to nothing. With a budget
+    (`is_budget`) every pure line has a price; `transient` names values that the forward itself lacks.
     """
 
     memory: PricedMemory
@@ -54,7 +54,7 @@ class Prices:
     transient: frozenset[str] = frozenset()
 
     def saving(self, proxy: TensorProxy, maker: BoundSymbol | None) -> int | None:
-        """The price of saving a value; None if that cannot be, or another that shares its storage is saved for it."""
+        """Return the price of saving a value; None if impossible, or if its base is saved instead."""
         if proxy.name in self.transient:
             return None
         if maker is not None and is_view(maker) and not self._is_copied(proxy, maker):
@@ -66,16 +66,16 @@ class Prices:
         return bytes_of(proxy) * worth // (64 if proxy.name in self.outputs else 1)
 
     def _is_copied(self, proxy: TensorProxy, maker: BoundSymbol) -> bool:
-        """Whether a copy of a view is saved: of one with holes it has another layout, and kernels round otherwise."""
+        """Check whether a copy of a view is saved: for a view with holes the layout would change, and thus rounding."""
         remade = maker.symbol.fn is not _aten.as_strided.default
         return proxy.name in self.overwritten and (is_dense(proxy) or not remade)
 
     def held(self, proxy: TensorProxy, maker: BoundSymbol) -> int:
-        """The bytes that a value takes when it is saved."""
+        """Return the bytes that a value takes when saved."""
         return bytes_of(proxy) // (proxy.dtype.itemsize if self.narrows(proxy, maker) else 1)
 
     def narrows(self, proxy: TensorProxy, maker: BoundSymbol) -> bool:
-        """Whether a value holds zeros and ones alone and is worth saving as booleans."""
+        """Check whether a value holds only zeros and ones and is worth saving as booleans."""
         fits = proxy.dtype.itemsize > 1 and not proxy.requires_grad and is_dense(proxy)
         return (
             fits
@@ -85,7 +85,7 @@ class Prices:
         )
 
     def again(self, item: BoundSymbol) -> int | str:
-        """The price of running a bound symbol again, or the reason why it is not."""
+        """Return the price of running a bound symbol again, or the reason against it."""
         if is_view(item):
             geometry = item.symbol.fn is _aten.as_strided.default
             copied = geometry and any(proxy.name in self.overwritten for proxy in item.outputs)
@@ -114,7 +114,7 @@ class Prices:
 
 
 def overwritten_values(forward: Iterable[BoundSymbol], inputs: frozenset[str]) -> frozenset[str]:
-    """The names of inputs, and of what shares their storage."""
+    """Return the names of inputs, and of all values that share their storage."""
     return inputs.union(name for name, first in storages(forward).items() if first in inputs)
 
 
@@ -126,9 +126,9 @@ def _is_free(proxy: TensorProxy, maker: BoundSymbol, prices: Prices) -> bool:
 def to_save(
     forward: Iterable[BoundSymbol], read: Iterable[TensorProxy], prices: Prices
 ) -> frozenset[str]:
-    """The names of what to save, so that what is `read` of a forward can be had from it at the lowest price.
+    """Return the names of the values to save, so that `read` values can be computed at the lowest price.
 
-    Inputs of the forward are not among them, for they live anyway, except those that are overwritten.
+    Inputs of the forward are excluded because they are alive anyway, except overwritten inputs.
     """
     maker = {proxy.name: item for item in forward for proxy in item.outputs}
     numbers = itertools.count(2)
@@ -136,7 +136,7 @@ def to_save(
     arcs: dict[tuple[int, int], int | None] = {}
 
     def made(proxies: Iterable[TensorProxy]) -> Iterator[TensorProxy]:
-        """Those that do not live anyway; in the place of a view that costs nothing, what it is a view of."""
+        """Yield the values that are not alive anyway; a free view is replaced by its base."""
         for proxy in proxies:
             item = maker.get(proxy.name)
             while item is not None and _is_free(proxy, item, prices):

@@ -1,4 +1,4 @@
-"""The backward sweep: what calls of a forward are linearised to, in reverse, and the gradients that come of it."""
+"""The backward sweep: the linearisations of a forward in reverse, and the resulting gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Linear:
 
 
 def refusing(item: BoundSymbol, link: Link, error: NotDifferentiable) -> Linear:
-    """A call that has no derivative: that is an error where a gradient arrives."""
+    """Return a linearisation of a call without derivative, which raises where a gradient arrives."""
 
     def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
         raise error
@@ -45,9 +45,9 @@ def sweep(
     doors: Doors,
     wanted: frozenset[str] = frozenset(),
 ) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
-    """The backward, and the gradients that arrive at the inputs and at the intermediates `wanted`, by name.
+    """Return the backward, and the gradients of the inputs and of the intermediates `wanted`, by name.
 
-    It is the one that autograd would run in the autocast region that this is called in, if any.
+    The backward is the same as autograd's in the current autocast region, if any.
     """
     backward: list[BoundSymbol] = []
     grads: dict[str, TensorProxy] = {}
@@ -88,7 +88,7 @@ def sweep(
 def _laid_out(
     grad: TensorProxy | None, write: Linear, backward: list[BoundSymbol], doors: Doors
 ) -> TensorProxy | None:
-    """The gradient of a base that is written to through a view, in the base's strides, as autograd copies it."""
+    """Return the gradient of a base written through a view, in the base's strides, as autograd copies it."""
     (base,) = write.outputs
     if grad is None or grad.stride == base.stride:
         return grad
@@ -101,8 +101,9 @@ def _laid_out(
 def _converted(
     grad: TensorProxy, dtype: torch.dtype, copies: bool, doors: Doors
 ) -> tuple[BoundSymbol, ...]:
-    """`grad` as the autograd engine hands it on: in the dtype of its value under autocast, as a contiguous copy of the
-    part of a base that was written to.
+    """Return lines that convert `grad` as the autograd engine does.
+
+    Under autocast the result has the dtype of its value. The part of a base that was written to is copied contiguously.
     """
     if grad.dtype == dtype and not copies:
         return ()
@@ -114,7 +115,7 @@ def _converted(
 
 
 def linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
-    """A bound symbol and its parts, tied to the forward one that they come from."""
+    """Return a bound symbol and its parts, linked to their forward line."""
     parts = tuple([linked(part, link, *tags) for part in item.subsymbols])
     source = item.source or link.forward.source
     links = item.links if INNER_GRADIENT in item.tags else (link,)
@@ -126,7 +127,7 @@ def linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
 def _sum(
     left: TensorProxy, right: TensorProxy, doors: Doors, links: tuple[Link, ...]
 ) -> list[BoundSymbol]:
-    """`left + right`, as the autograd engine accumulates."""
+    """Return the lines of `left + right`, as the autograd engine accumulates."""
     same = (left.shape, left.stride, left.dtype, left.device) == (
         right.shape,
         right.stride,
@@ -146,7 +147,7 @@ def _sum(
 
 
 def is_dense(proxy: TensorProxy) -> bool:
-    """Whether the layout has neither holes nor repeats, so that a sum's layout is its terms'."""
+    """Check whether a layout has neither holes nor repeats, so that a sum has the layout of its terms."""
     step = 1
     for size, stride in sorted(
         zip(proxy.shape, proxy.stride, strict=True), key=lambda pair: pair[1]

@@ -1,6 +1,6 @@
-"""Grad outputs that stay undefined: the joint trace without those that are only added to other gradients.
+"""Undefined grad outputs: the joint trace without grad outputs that are only added to other gradients.
 
-So it is with the logits of a model that returns its loss as well: what is differentiated once serves both.
+An example is the logits of a model that also returns its loss: one differentiation serves both cases.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from switchgear.registry.rules import Grads
 
 
 def without_undefined(joint: Joint, grad_outputs: Grads) -> Joint | None:
-    """The joint trace for these grad outputs; None where it is another one, and to be differentiated anew."""
+    """Return the joint trace for these grad outputs; None where the trace must be differentiated again."""
     pairs = list(zip(joint.grad_outputs, grad_outputs, strict=True))
     if any(new is not None and new != old for old, new in pairs):
         return None
@@ -34,7 +34,7 @@ def without_undefined(joint: Joint, grad_outputs: Grads) -> Joint | None:
             return None
         env[item.output.name] = env.get(terms[0].name, terms[0])
     outputs = tuple([proxy and env.get(proxy.name, proxy) for proxy in joint.trace.outputs])
-    # one that is a constant, zeros, may be one of what is undefined
+    # a gradient of constant zeros may belong to an undefined grad output
     gradients = {proxy.name for proxy in proxies(outputs[joint.count :])}
     if absent and not gradients <= made_of_defined:
         return None

@@ -1,1 +1,1 @@
-"""Passes that leave out or make again what need not be computed or kept."""
+"""Passes that remove or rewrite lines whose results need not be computed or kept."""

@@ -1,8 +1,9 @@
-"""Common subexpressions: a call that was made before is not made again.
+"""Common subexpressions: equal calls run once.
 
-Merged are equal calls of PyTorch's operators: in the backward, and in the forward those through which no gradient
-flows, for `f'(g1) + f'(g2)` is not `f'(g1 + g2)` to the bit; never one of the forward with one of the backward, whose
-value would have to be saved. A backward for other grad outputs reads what was saved in the place of what was merged.
+Equal calls of PyTorch's operators are merged in the backward. In the forward, only calls without a gradient are merged,
+because `f'(g1) + f'(g2)` and `f'(g1 + g2)` are not bit-identical. A call of the forward is never merged with a call of
+the backward: its value would have to be saved. A backward for other grad outputs reads the saved twin of a merged
+value.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from switchgear.ir.trace import Trace
 def common_subexpressions(
     trace: Trace, count: int | None = None
 ) -> tuple[Trace, Mapping[str, TensorProxy]]:
-    """Merge equal calls; the values that are gone come second, each with the one that stands for it.
+    """Merge equal calls; return the trace and the removed values, each with its replacement.
 
-    What comes out is not merged, nor what shares its memory: it is the caller's to write to. In a joint trace `count`
-    outputs are the forward's. There a call of the forward is not merged with one of the backward, for its value would
-    have to be saved; and none whose value requires grad, for a gradient of the backward would sum in another order.
+    Outputs, and values that share their memory, are not merged: the caller may write to them. In a joint trace `count`
+    outputs are the forward's. A forward call is then not merged with a backward call, because its value would have to
+    be saved. Nor is a call whose value requires grad, because a gradient of the backward would sum in another order.
     """
     joint = count is not None
     outputs = tuple(proxies(trace.outputs))
@@ -66,7 +67,7 @@ def _mergeable(
     returned: set[str],
     escaping: set[str],
 ) -> bool:
-    """Whether the results of two equal calls are the same in layout, and none the caller's to write to."""
+    """Check whether the results of two equal calls have equal layouts, and the caller can write to neither."""
     if len(first.outputs) != len(second.outputs):
         return False
     for one, other in zip(first.outputs, second.outputs, strict=True):

@@ -1,7 +1,7 @@
-"""Constant folding: what depends on nothing but shapes and constants is computed once.
+"""Constant folding: values that depend only on shapes and constants are computed once.
 
-Up to 16 MiB a value and 64 MiB a trace; never what comes out, or shares memory with it: that is the caller's to write
-to.
+Limits are 16 MiB a value and 64 MiB a trace. Outputs, and values in their memory, are excluded: the caller may write to
+outputs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from switchgear.ir.symbol import BoundSymbol, proxies, with_parts
 from switchgear.ir.trace import Trace
 from switchgear.record.sizes import depends_on_sizes
 
-#: Bytes that one value may have, and all that are computed for a trace: they are held for as long as it is.
+#: The bytes of one folded value, and of all in a trace, at most: the trace keeps them alive.
 LARGEST, IN_ALL = 16 << 20, 64 << 20
 _aten = torch.ops.aten
 _PACKETS = (
@@ -32,15 +32,15 @@ _PACKETS = (
     _aten.new_ones,
     _aten.new_full,
 )
-#: These read the metadata of their argument alone.
+#: Operators that read only the metadata of their argument.
 _LIKE = frozenset(packet.default for packet in _PACKETS)
 
 
 def fold_constants(trace: Trace) -> Trace:
-    """Make constants of the trace what its constants, factories and shapes alone determine.
+    """Turn values into constants of the trace if constants, factories and shapes alone determine them.
 
-    Not what comes out, nor what shares its memory, for it would be shared between calls; what that is computed from is
-    folded. Not what requires grad, and nothing beyond `LARGEST` and `IN_ALL`.
+    Outputs, and values in their memory, are excluded, because calls would share the memory; their inputs are folded.
+    Values that require grad are excluded, and values beyond `LARGEST` and `IN_ALL`.
     """
     home = storages(trace.bound_symbols)
     escaping = frozenset(home.get(proxy.name, proxy.name) for proxy in proxies(trace.outputs))
@@ -62,13 +62,13 @@ def fold_constants(trace: Trace) -> Trace:
         if device.type not in ("cpu", "meta"):
             torch.get_device_module(device).synchronize(
                 device
-            )  # other streams than this one may read them
+            )  # other streams may read the constants
     return replace(trace, bound_symbols=tuple(body), tensors=made)
 
 
 @dataclass(slots=True, eq=False)
 class _Folding:
-    """`values` are the constants so far, `same` those that an equal one stands for."""
+    """The state of a folding: `values` are the constants so far, `same` maps values to equal constants."""
 
     values: dict[str, torch.Tensor]
     home: Mapping[str, str]
@@ -78,7 +78,7 @@ class _Folding:
     size: int = 0
 
     def fold(self, item: BoundSymbol) -> bool:
-        """Whether the results of a call are constants now."""
+        """Fold a call if possible; return whether its results are constants."""
         if not self._foldable(item):
             return False
         key = call_key(item)
@@ -120,7 +120,7 @@ class _Folding:
         )
 
     def _given(self, proxy: TensorProxy) -> torch.Tensor:
-        """A constant, or a tensor of the metadata of one that is none."""
+        """Return a constant, or a tensor with the metadata of another value."""
         if proxy.name in self.values:
             return self.values[proxy.name]
         return torch.empty_strided(

@@ -1,4 +1,4 @@
-"""Calls that change nothing: views of the same layout, and copies of what nobody writes to."""
+"""Calls without effect: views of the same layout, and copies of values that nobody writes to."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _COPIES = frozenset({_aten.clone.default, _aten._to_copy.default})
 
 
 def no_ops(trace: Trace) -> tuple[Trace, Mapping[str, TensorProxy]]:
-    """Let the argument stand for the result where both are the same in layout, and share memory or might as well.
+    """Replace results by arguments of the same layout, where both share memory or could.
 
-    The results that are gone come second, each with the argument. What comes out stays a tensor of its own, and a copy
-    stays where its memory, or that of what it copies, is not the trace's alone, or a gradient flows through it.
+    Also return the removed results, each with its argument. An output remains a tensor of its own. A copy remains where
+    its memory, or its source's, is not the trace's alone, or a gradient flows through it.
     """
     home = storages(trace.bound_symbols)
     returned = {proxy.name for proxy in proxies(trace.outputs)}
@@ -53,13 +53,13 @@ def _is_unchanged(
     home: Mapping[str, str],
     shared: set[str],
 ) -> bool:
-    """Whether the result of a call is equal to an argument in every respect."""
+    """Check whether the result of a call equals an argument in every respect."""
     if source.metadata != output.metadata:
         return False
     leaves = tuple(leaves_of([item]))
     start, end = home.get(source.name, source.name), home.get(output.name, output.name)
     if start == end:
-        # where as_strided starts is not relative to its argument
+        # the offset of as_strided is not relative to its argument
         return all(leaf.symbol.fn is not _aten.as_strided.default for leaf in leaves)
     if len(leaves) > 1 or leaves[0].symbol.fn not in _COPIES or leaves[0].args[0] != source:
         return False

@@ -1,4 +1,4 @@
-"""Places: where the values of a trace lie in memory, as its lines are gone through in order."""
+"""Places: the positions of a trace's values in memory, tracked line by line."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from switchgear.ir.purity import frozen
 from switchgear.ir.symbol import BoundSymbol, with_parts
 from switchgear.ir.trace import Trace
 
-#: Sizes, strides and offset in memory; or the calls that make the view, where one of these is symbolic.
+#: Sizes, strides and offset in memory; or the calls that make the view, if a number is symbolic.
 Place: TypeAlias = tuple[Any, ...]
 
 
 class Places:
-    """Where the values defined so far lie.
+    """The places of the values defined so far.
 
-    `memory` names for each value the first one in its memory, `left` counts for each memory how often lines yet to
-    come read values there, and `full` are the values that are all of their memory. `at` is where in memory a value
-    lies, and `shift` how much further on than its proxy says, None where that is no number.
+    `memory` maps each value to the first value in its memory. `left` counts for each memory the reads by lines yet to
+    come. `full` are the values that fill their memory. `at` is the place of a value. `shift` is the distance from its
+    proxy's offset to its actual offset, None if symbolic.
 
     Args:
-        trace: The trace whose lines are gone through.
-        source: The lines before they were claimed, which tell what composites that run whole return views of.
+        trace: the trace whose lines are tracked.
+        source: the lines before claiming, which tell the views that whole composites return.
     """
 
     def __init__(self, trace: Trace, source: Sequence[BoundSymbol]) -> None:
         self._home = storages((*source, *trace.bound_symbols))
-        #: The values that were there before lines were claimed.
+        #: The values that existed before lines were claimed.
         self.known = {proxy.name for item in with_parts(source) for proxy in item.outputs}
         # claimed calls have lost their parts, which the source has
         lines = leaves_of((*trace.bound_symbols, *source))
@@ -53,11 +53,11 @@ class Places:
             self.define(proxy, proxy.name, 0)
 
     def root(self, name: str) -> str:
-        """The first value in the memory of a value, as the functional trace has it."""
+        """Return the first value in the memory of a value, according to the functional trace."""
         return self._home.get(name, name)
 
     def of(self, name: str) -> str:
-        """The memory of a value, which is its own where it is not defined yet."""
+        """Return the memory of a value, initially its own."""
         return self.memory.get(name, name)
 
     def define(
@@ -67,7 +67,7 @@ class Places:
         shift: int | None,
         place: Place | None = None,
     ) -> None:
-        """Define a value; `place` is where it lies where that is no number, by default all of the memory."""
+        """Define a value; `place` is its place if symbolic, by default all of the memory."""
         name = proxy.name
         is_number = shift is not None and not is_symbolic(proxy)
         self.memory[name], self.shift[name] = memory, shift if is_number else None
@@ -80,7 +80,7 @@ class Places:
             self.full.add(name)
 
     def compute(self, proxy: TensorProxy) -> None:
-        """Define what a line makes that writes to nothing: memory of its own, or a view."""
+        """Define the result of a line that writes nothing: in memory of its own, or a view."""
         root = self.root(proxy.name)
         if root == proxy.name:
             self.define(proxy, root, 0)
@@ -89,19 +89,19 @@ class Places:
             self.define(proxy, self.of(root), self.shift.get(root), place)
 
     def alias(self, proxy: TensorProxy, base: TensorProxy) -> None:
-        """Define another name for `base`, or for what is written to it."""
+        """Define another name for `base`, or for a value written to it."""
         place = None if base.name in self.full else self.at[base.name]
         self.define(proxy, self.memory[base.name], self.moved(proxy, base), place)
 
     def moved(self, proxy: TensorProxy, base: TensorProxy) -> int | None:
-        """How much further on in memory than its proxy says a value begins that lies where `base` does."""
+        """Return the distance from a proxy's offset to the actual offset of a value placed like `base`."""
         shift = self.shift.get(base.name)
         if shift is None or is_symbolic(proxy, base):
             return None
         return shift + base.storage_offset - proxy.storage_offset
 
     def _viewed_place(self, name: str) -> Place:
-        """Where a view lies: as the call says that makes it, of a value at a place."""
+        """Return the place of a view: the call that makes it, applied to a place."""
         leaf = self._leaves.get(name)
         viewed = None if leaf is None or len(leaf.outputs) > 1 else viewed_argument(leaf)
         if leaf is None or viewed is None or viewed is not leaf.args[0]:
@@ -111,22 +111,22 @@ class Places:
 
 
 def geometry(proxy: TensorProxy, shift: int) -> Place:
-    """The place of a value that begins by `shift` further on than its proxy says."""
+    """Return the place of a value at a distance of `shift` from its proxy's offset."""
     return proxy.shape, proxy.stride, proxy.storage_offset + shift
 
 
 def place_of_call(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], of: Place) -> Place:
-    """The place of a view by the call that makes it; symbolic numbers as they are written."""
+    """Return the place of a view by its call; symbolic numbers as written."""
     return str(fn), frozen(args), frozen(dict(kwargs)), of
 
 
 def extent(proxy: TensorProxy, shift: int) -> tuple[int, int]:
-    """Where in memory its first element lies, and the place behind its last."""
+    """Return the offset of a value's first element, and the offset behind its last."""
     start = proxy.storage_offset + shift
     steps = [(size - 1) * step for size, step in zip(proxy.shape, proxy.stride, strict=True)]
     return start, start if 0 in proxy.shape else start + sum(steps) + 1
 
 
 def strides(proxy: TensorProxy) -> tuple[Any, ...]:
-    """The strides, symbolic ones as they are written: nothing is decided about sizes."""
+    """Return the strides, symbolic strides as written: sizes stay undecided."""
     return proxy.layout[1][len(proxy.shape) :][: len(proxy.shape)]  # type: ignore[no-any-return]

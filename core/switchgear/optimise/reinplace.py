@@ -1,4 +1,4 @@
-"""Reinplace: functional writes become writes in place, so that a call costs what is written and not what it lies in.
+"""Reinplace: functional writes become writes in place, so that a call costs the written part, not the whole tensor.
 
 Functionalization makes `k[:, 5] = x` a copy of all of `k`, and the epilogue copies that back:
 
@@ -8,8 +8,8 @@ Here `t1` is written to the view, and `t2` is another name for `k`:
 
     t0 = select(k, 1, 5); t1 = copy_(t0, x); t2 = k; ...; return (None,)
 
-A write needs memory that the trace made by an operator of PyTorch's, or an input that the value, or a later one, is
-copied into anyway (`destined`). Nothing may read an older value afterwards, nor come out that shares the memory.
+A write needs suitable memory: made by an operator of PyTorch in the trace, or an input that the value, or a later
+value, is copied into anyway (`destined`). No later line may read an older value, and no output may share the memory.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ from switchgear.optimise.places import Place, Places, extent, geometry, place_of
 from switchgear.record.sizes import has_numbers
 
 _aten = torch.ops.aten
-#: What brings a write through a view back to its base, and the view.
+#: Operators that put a written view back into its base, each with the operator of the view.
 _SCATTERS: dict[object, Any] = {
     _aten.select_scatter.default: _aten.select.int,
     _aten.slice_scatter.default: _aten.slice.Tensor,
     _aten.diagonal_scatter.default: _aten.diagonal.default,
     _aten.as_strided_scatter.default: _aten.as_strided.default,
 }
-#: They write to some places of what they are given, or compute nothing; others compute all of it anew.
+#: Operators that write to some places of their argument, or compute nothing; others compute all elements.
 _IN_PART = ("index_", "scatter", "masked_", "put", "copy", "fill", "zero")
-#: Pointwise kernels of other dtypes round in other places where they write over what they read.
+#: Dtypes of exact results: pointwise kernels of other dtypes round differently when they overwrite their input.
 _EXACT = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool})
 
-#: Their twins change what memory a tensor has.
+#: Operators whose twins change the memory of a tensor.
 _OF_MEMORY = frozenset({"resize", "resize_as", "set"})
 
 
 def reinplace(
     trace: Trace, source: Sequence[BoundSymbol], destined: Mapping[int, int], *, mark: bool = False
 ) -> Trace:
-    """The trace with functional writes as writes in place, where no value that anybody sees changes.
+    """Turn functional writes into writes in place, where no visible value changes.
 
     Args:
-        trace: A trace whose lines are claimed, but for `mark`.
-        source: The lines before they were claimed, which tell what composites that run whole return views of.
-        destined: Outputs that are only copied into an input after the call, each with the input's position.
-        mark: Only tag the lines whose writes are in part: a region that took them would copy everything.
+        trace: a trace whose lines are claimed, except with `mark`.
+        source: the lines before claiming, which tell the views that whole composites return.
+        destined: outputs that are only copied into an input after the call, each with the input's position.
+        mark: only tag the lines with partial writes: a region around such lines would copy everything.
 
     Returns:
         The trace. An output that is written to its input is None there; `Trace.written` counts writes by input.
@@ -90,10 +90,10 @@ def reinplace(
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """What becomes of one line: a write in place, another name for memory that was written to, or nothing.
+    """The replacement of one line: a write in place, another name for written memory, or nothing.
 
-    A step renames `base` where `part` is the view of it that was written; a view is written to by `copy_` where it
-    has none.
+    A step with `part` renames `base`, and `part` is the written view of it. A step with `view` writes to the view by
+    `copy_`.
     """
 
     base: TensorProxy
@@ -103,7 +103,7 @@ class _Step:
     is_dropped: bool = False
 
     def lines(self, item: BoundSymbol, names: Names) -> list[BoundSymbol]:
-        """The lines that replace `item`."""
+        """Return the lines that replace `item`."""
         if self.is_dropped:
             return []
         if self.part is not None:
@@ -122,7 +122,7 @@ class _Step:
 def _called(
     item: BoundSymbol, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
 ) -> BoundSymbol:
-    """A line that calls another overload of PyTorch's in the place of one."""
+    """Return a line that calls another overload of PyTorch."""
     implementation = item.implementation and Implementation(item.implementation.owner, fn)
     return changed(
         item,
@@ -142,7 +142,7 @@ def _renamed(item: BoundSymbol, part: TensorProxy, base: TensorProxy) -> BoundSy
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A write in place: its memory by the name of the first value there, and the lines that it changes."""
+    """A write in place: its memory by the name of the first value there, and the changed lines."""
 
     memory: str
     lines: tuple[int, ...]
@@ -153,8 +153,7 @@ class _Write:
 class _Chain:
     """The lines that bring a write through a view back to its base.
 
-    `reads` is how often they read older values; `values` are the new ones, each with the value whose place in memory
-    it takes.
+    `reads` counts their reads of older values; `values` are the new values, each with the value whose place it takes.
     """
 
     values: list[tuple[TensorProxy, TensorProxy]]
@@ -163,7 +162,7 @@ class _Chain:
 
 
 class _Plan:
-    """Which lines of a trace are written in place; the lines are gone through once."""
+    """The writes in place of a trace, found in one pass over the lines."""
 
     def __init__(
         self, trace: Trace, source: Sequence[BoundSymbol], destined: Mapping[int, int]
@@ -171,7 +170,7 @@ class _Plan:
         self._lines = trace.bound_symbols
         self._values = Places(trace, source)
         self._places = {place: trace.inputs[number].name for place, number in destined.items()}
-        #: The inputs that a value is copied into after the call, and the memory of the values that come out otherwise.
+        #: By memory, the inputs that its value is copied into after the call; and the memory of all other outputs.
         self._destined: defaultdict[str, set[str]] = defaultdict(set)
         self._returned: set[str] = set()
         self._makers = {p.name: i for i, item in enumerate(self._lines) for p in item.outputs}
@@ -183,14 +182,14 @@ class _Plan:
         self._strided = {self._values.root(proxy.name) for item in strided for proxy in item.inputs}
         self.steps: dict[int, _Step] = {}
         self.writes: list[_Write] = []
-        #: The memory that the trace made, and that a plugin's call may keep.
+        #: Memory made by the trace, and memory that a plugin's call may keep.
         self._own: set[str] = set()
         self._barred: set[str] = set()
         for index, item in enumerate(self._lines):
             self._pass(index, item)
 
     def is_home(self, place: int, proxy: TensorProxy | None) -> bool:
-        """Whether an output was written to the input that it is for."""
+        """Check whether an output was written to its destined input."""
         target = self._places.get(place)
         if proxy is None or target is None or proxy.name == target:
             return False
@@ -212,7 +211,7 @@ class _Plan:
             self._compute(item)
 
     def _compute(self, item: BoundSymbol) -> None:
-        """Define what a line makes that is no write in place."""
+        """Define the results of a line without a write in place."""
         values, is_plain = self._values, item.is_leaf and _is_pytorch(item)
         for proxy in item.outputs:
             values.compute(proxy)
@@ -223,7 +222,7 @@ class _Plan:
                 self._barred |= {memory, *[values.of(one.name) for one in item.inputs]}
 
     def _is_written(self, index: int, item: BoundSymbol) -> bool:
-        """Whether a line is a write in place from here on; its steps are entered, and what they define."""
+        """Turn a line into a write in place if possible, and enter its steps and values; return whether done."""
         base, output = item.args[0] if item.args else None, item.output
         if not isinstance(base, TensorProxy) or not isinstance(output, TensorProxy):
             return False
@@ -236,7 +235,7 @@ class _Plan:
         memory = self._values.of(base.name)
         is_input = memory in self._places.values() and index > self._checked
         in_part = base.name not in self._values.full or _writes_in_part(item.symbol.fn)
-        # the trace's own memory that is computed anew as a whole is no concern of this pass
+        # the trace's own memory, computed as a whole, gains nothing
         if memory in self._barred or not (is_input or (in_part and memory in self._own)):
             return False
         step = self._step(item, base, output)
@@ -244,7 +243,7 @@ class _Plan:
         if step is None or chain is None or self._values.left[memory] != chain.reads:
             return False
         is_of_view = not is_input and _is_computed(item.symbol.fn) and not chain.steps
-        # a view that is computed anew would keep all of the memory that it lies in
+        # a computed view would keep all of its base's memory alive
         if is_of_view or any(self._is_seen(memory, *value) for value in chain.values):
             return False
         self.steps |= {index: step, **chain.steps}
@@ -254,7 +253,7 @@ class _Plan:
         return True
 
     def _is_seen(self, memory: str, proxy: TensorProxy, base: TensorProxy) -> bool:
-        """Whether a value comes out that would be none of its own, or is read by its place in memory."""
+        """Check whether a value is an output that would share memory, or is read by its place in memory."""
         name, is_full = proxy.name, base.name in self._values.full
         if name in self._strided and self._values.moved(proxy, base) != 0:
             return True
@@ -265,7 +264,7 @@ class _Plan:
         return not is_full and (name in self._returned or name in self._destined)
 
     def _step(self, item: BoundSymbol, base: TensorProxy, output: TensorProxy) -> _Step | None:
-        """How a line is written in place, if by itself it can be."""
+        """Return the step that writes a line in place; None if impossible."""
         fn: Any = item.symbol.fn
         if _kind(base) != _kind(output) or base.is_conj or base.is_neg or _repeats(base):
             return None
@@ -292,7 +291,7 @@ class _Plan:
         return _Step(base, view, output)
 
     def _view(self, item: BoundSymbol, base: TensorProxy) -> TensorProxy | None:
-        """The view of `base` that a scatter writes to, if no size or place is symbolic."""
+        """Return the view of `base` that a scatter writes to; None if a size or place is symbolic."""
         fn = _SCATTERS[item.symbol.fn]
         is_absolute = fn is _aten.as_strided.default
         numbers = (*item.args[2:], *item.kwargs.values())
@@ -308,7 +307,7 @@ class _Plan:
         return changed_proxy(base, **layout, storage_offset=offset)
 
     def _are_apart(self, target: TensorProxy, base: TensorProxy, other: TensorProxy) -> bool:
-        """Whether two values of one memory have no element in common, as far as their extents tell."""
+        """Check whether two values of one memory have disjoint extents."""
         shift, further = self._values.shift[base.name], self._values.shift[other.name]
         if shift is None or further is None or is_symbolic(target):
             return False
@@ -319,11 +318,11 @@ class _Plan:
     def _chain(
         self, index: int, base: TensorProxy, output: TensorProxy, step: _Step
     ) -> _Chain | None:
-        """The lines that bring a write at `index` back to its base; None if others read what they leave out."""
+        """Return the lines that bring a write at `index` back to its base; None if others read omitted values."""
         chain = _Chain([(output, base)])
         part = output if step.view is not None or step.output is None else step.output
         name, place = output.name, self._values.at[base.name]
-        # read by the next of the chain alone, for it is laid out otherwise, or left out
+        # only the next line of the chain may read such a value: its layout differs, or it is omitted
         is_inner = strides(part) != strides(output)
         while (scatter := self._scatter(index, name, place)) is not None:
             number, views, place = scatter
@@ -343,9 +342,9 @@ class _Plan:
         return None if is_inner and self._values.readers[name] else chain
 
     def _scatter(self, index: int, name: str, place: Place) -> tuple[int, list[int], Place] | None:
-        """The line that puts a value written at `place` back into an older one.
+        """Return the line that puts a value written at `place` back into an older value.
 
-        With it the views, made later than `index`, by which the older one is reached, and the place of that.
+        Also return the views later than `index` that lead to the older value, and the place of that value.
         """
         for number in self._values.readers[name]:
             item = self._lines[number] if number < len(self._lines) else None
@@ -359,7 +358,7 @@ class _Plan:
         return None
 
     def _target(self, item: BoundSymbol, root: str, views: Sequence[int]) -> tuple[Place, Place]:
-        """Where a scatter's base lies, a view of `root` by these lines, and where the scatter writes to."""
+        """Return the place of a scatter's base, which is a view of `root` by these lines, and the written place."""
         at, shift = self._values.at[root], self._values.shift[root]
         for line in reversed(views):
             made = self._lines[line]
@@ -375,7 +374,7 @@ class _Plan:
         return at, place_of_call(_SCATTERS[item.symbol.fn], item.args[2:], item.kwargs, at)
 
     def _reached(self, index: int, proxy: TensorProxy) -> tuple[str | None, list[int]]:
-        """The value defined by `index` that another is a view of, and the lines, read once, that make the view."""
+        """Return the base that exists at `index` of a later view, and the lines of the view, each read once."""
         views: list[int] = []
         while proxy.name not in self._values.memory:
             maker = self._makers.get(proxy.name, -1)
@@ -394,13 +393,13 @@ def _kind(proxy: TensorProxy) -> tuple[Any, ...]:
 
 
 def _repeats(proxy: TensorProxy) -> bool:
-    """Whether several elements lie in one place, as after `expand()`."""
+    """Check whether several elements share a place, as after `expand()`."""
     sizes = zip(proxy.shape, proxy.stride, strict=True)
     return any(type(step) is int and step == 0 for _, step in sizes)
 
 
 def _is_pytorch(item: BoundSymbol) -> bool:
-    """Whether a line is an operator of PyTorch's, run by PyTorch where that is settled."""
+    """Check whether a line is an operator of PyTorch, run by PyTorch if claimed."""
     fn, implementation = item.symbol.fn, item.implementation
     is_own = isinstance(fn, internals.OpOverload) and fn.namespace == "aten"
     return is_own and (implementation is None or implementation.fn is fn)
@@ -418,7 +417,7 @@ def _is_computed(fn: Any) -> bool:
 
 @cache
 def _has_twin(fn: Any) -> bool:
-    """Whether an overload writes to its first argument, and to nothing else, what `fn` returns as a new tensor."""
+    """Check whether an overload writes the result of `fn` to its first argument, and to nothing else."""
     twin = in_place_twin(fn)
     if twin is None or fn._schema.is_mutable or fn._opname in _OF_MEMORY:
         return False

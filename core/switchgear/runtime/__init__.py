@@ -1,1 +1,1 @@
-"""What happens at a call: which entry fits, running it, autograd, what was written, falling back."""
+"""The work of a call: lookup of an entry, execution, autograd, write-back, fallback."""

@@ -1,4 +1,4 @@
-"""Anomaly mode: PyTorch's own switch has a backward run line by line, and names the line that makes the first NaN."""
+"""Anomaly mode: under PyTorch's own switch a backward runs line by line, to name the first line with a NaN."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def run_watched(program: Program, forward: Trace, arguments: tuple[Any, ...]) ->
     """
     body = program.stages[-1].bound_symbols
     garbage = uninitialised(body)
-    #: The values that a line takes in a box, by the names that it makes.
+    #: The values that a line takes in a box, by the names of the line's results.
     boxes: dict[tuple[str, ...], tuple[TensorProxy, ...]] = {}
     boxed: tuple[TensorProxy, ...] = ()
     for line in body:
         boxed = line.inputs if line.symbol is BOX else boxed
         if BOXED in line.args:
             boxes[_names(line)] = boxed
-    #: By the name of a value that holds NaNs, what is said of the line that made the first of them.
+    #: By the name of a value with NaNs, the description of the line that made the first NaN.
     origins: dict[str, str] = {}
-    #: By the name of an infinite value, the line that made the first of them.
+    #: By the name of an infinite value, the line that made the first infinity.
     infinite: dict[str, str] = {}
 
     def run(item: BoundSymbol, args: Any, kwargs: Any, held: Mapping[str, Any]) -> Any:
@@ -75,7 +75,7 @@ def run_watched(program: Program, forward: Trace, arguments: tuple[Any, ...]) ->
 
 
 def _told(item: BoundSymbol, read: dict[str, Any], ranges: str) -> str:
-    """Say where a line that makes a NaN comes from; of a region, the first of its operators that makes one."""
+    """Describe a line that makes a NaN; for a region, the first of its operators that makes a NaN."""
     by = f"\n  run by: {item.implementation.owner}" if item.implementation else ""
     if item.subsymbols and item.fused_by:
         values = dict(read)
@@ -89,7 +89,7 @@ def _told(item: BoundSymbol, read: dict[str, Any], ranges: str) -> str:
 
 
 def _origin(item: BoundSymbol) -> str:
-    """Say which line of the forward a line of the backward belongs to."""
+    """Name the line of the forward that a line of the backward belongs to."""
     places = dict.fromkeys(
         f"the gradient of {_place(link.forward)}, by rule {link.rule}" for link in item.links
     )
@@ -97,7 +97,7 @@ def _origin(item: BoundSymbol) -> str:
 
 
 def _given(name: str, forward: Trace) -> str:
-    """Say where a value comes from that holds NaNs when the backward begins."""
+    """Name the origin of a value that holds NaNs when the backward begins."""
     maker = next(
         (line for line in forward.bound_symbols if any(one.name == name for one in line.outputs)),
         None,

@@ -1,10 +1,10 @@
 """The bridge into PyTorch's autograd: a compiled forward and backward as one node.
 
-The backward run last is tried first, by one check of the grad outputs in C++; `backwards` has others. A saved value
-that was overwritten since is an error only of a backward that reads it. Of the saved values through which a second
-derivative flows, the first is an output of the node too, and the others are tied to it where a backward is
-differentiated; under `create_graph=True` the backward runs as a jitted function of what is saved and the grad outputs,
-so any order works.
+The most recent backward is tried first, by one check of the grad outputs in C++; `backwards` has the others. A saved
+tensor that was overwritten since raises only in a backward that reads the tensor. Some saved tensors carry a second
+derivative. The first such tensor is also an output of the node. Where a backward is differentiated, the others are tied
+to the first. Under `create_graph=True` the backward runs as a jitted function of the saved tensors and the grad
+outputs, so derivatives of any order work.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _is_grad_enabled, _is_anomaly_enabled = torch.is_grad_enabled, torch.is_anomaly_
 
 
 class Bridge:
-    """Runs the forward of an entry under autograd, and its backwards.
+    """The forward of an entry under autograd, and its backwards.
 
-    `grad_enabled` and `autocast` say which of these modes the calls are made in.
+    `grad_enabled` and `autocast` tell the modes of the calls.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Bridge:
         self._autocast = autocast
         self.made: tuple[int, ...] = ()
         self.take_forward(training.forward)
-        #: Whether the first call tells which of `made` are views: for a layout PyTorch's kernels give the same always.
+        #: Whether the first call tells the views among `made`: at one layout PyTorch's kernels always agree.
         self._settles = (
             sizes is None and training.forward.job is None and goes_below(training.forward)
         )
-        #: Inputs that are passed detached, or their hooks would be called with None.
+        #: Inputs that are passed detached; otherwise their hooks would be called with None.
         self.constant = _constant(training)
         self.backwards = Backwards(
             training, selection, rejit, sizes, sparse=self.sparse, constant=self.constant
@@ -80,18 +80,18 @@ class Bridge:
             and not any((autocast, sizes, self.constant, self.made, self.inner))
             and is_one_operator(training, selection)
         )
-        #: Whether any node has saved values that are not watched any more.
+        #: Whether any node has saved tensors without a version check.
         self.unwatched = False
         #: Whether any backward has been differentiated, so that gradients of inner values may arrive.
         self.differentiated = False
 
     @functools.cached_property
     def separate(self) -> SeparateGraphs:
-        """Which outputs may have a backward each."""
+        """The outputs that may have separate backwards."""
         return SeparateGraphs(self.training)
 
     def take_forward(self, program: Program) -> None:
-        """Run this forward from now on, which saves what the one before did."""
+        """Run this forward from now on; the saved tensors stay as with the previous forward."""
         training = self.training
         given = {proxy.name for proxy in training.prepared.inputs}
         ends = (*training.ends[: self.count], *training.saved)
@@ -107,16 +107,16 @@ class Bridge:
             for i in maybe_views(program)
             if i in given_out and (p := ends[i]) is not None and p.name not in given
         }
-        # other threads may be running the forward before: this is right for both
+        # other threads may still run the previous forward: this order is right for both
         self._settles = False
         self.again = again
         self.made = tuple(sorted({*views, *again, *self.made}))
-        #: Whether a call gives what the forward does, and leaves nothing for the backward.
+        #: Whether the results of the forward are returned as they are, and the backward needs nothing saved.
         self.is_simple = not (self.made or self.saves or self.plain or self.sizes or self.inner)
         self.run_forward = runner(program, autocast=self._autocast)
 
     def connected(self) -> tuple[str, dict[str, object]]:
-        """Python that runs the trace on `inputs`, connected to autograd, and what it refers to."""
+        """Return Python code that runs the trace on `inputs` under autograd, and the scope of the code."""
         if self.by_autograd:
             return "program(*inputs)", {"program": self.run_forward}
         apply: Callable[..., Any] = internals.node_apply(Switchgear)
@@ -144,10 +144,10 @@ class Bridge:
         return call
 
     def apart(self, results: tuple[Any, ...], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-        """The results, none of them a view of what was made inside: autograd forbids to write to such an output.
+        """Detach results that are views of inner tensors: autograd forbids writes to such outputs.
 
-        A view of an input is one in eager too. Nor may one tensor be two outputs, of which it would be the last.
-        An output that is saved, too, stays one tensor: a second derivative finds its way by that.
+        A view of an input is a view in eager mode too. One tensor cannot be two outputs: autograd would keep only the
+        last. A saved output stays the same tensor as the output: a second derivative finds its way through that tensor.
         """
         views = [index for index in self.made if index in self.again or results[index]._is_view()]
         if self._settles and not internals.forward_mode_active():
@@ -167,7 +167,7 @@ class Bridge:
 
 
 def _constant(training: Training) -> frozenset[int]:
-    """The inputs that require grad and get none, where others do: eager's backward does not come to them."""
+    """Return inputs that require grad and get none, although others do: eager's backward does not reach them."""
     gradients = training.joint.trace.outputs[training.joint.count :]
     if not any(gradient is not None for gradient in gradients):
         return frozenset()
@@ -176,14 +176,14 @@ def _constant(training: Training) -> frozenset[int]:
     for i, (proxy, gradient) in enumerate(zip(inputs, gradients, strict=True)):
         if proxy.requires_grad and gradient is None:
             made = _made_of(proxy, training.prepared)
-            # what nothing differentiable is made of, as one that is detached, may be saved itself
+            # an input without differentiable results, such as a detached input, may be saved itself
             if made == {proxy.name} or saved.isdisjoint(made):
                 constant.append(i)
     return frozenset(constant)
 
 
 def _made_of(proxy: TensorProxy, trace: Trace) -> set[str]:
-    """The names of the values that are computed from one, and through which gradients flow to it, and its own."""
+    """Return the names of a value, and of all values computed from it with a gradient path back."""
     names = {proxy.name}
     for item in trace.bound_symbols:
         if not names.isdisjoint(value.name for value in item.inputs):
@@ -192,9 +192,9 @@ def _made_of(proxy: TensorProxy, trace: Trace) -> set[str]:
 
 
 def wakes_functions(training: Training, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether a backward of only some outputs would reach an upstream `autograd.Function` that eager mode's would not.
+    """Check whether a backward of some outputs would reach an upstream `autograd.Function` that eager would not.
 
-    All outputs are of one node, and a Function takes for zeros what is undefined.
+    All outputs belong to one node, and a Function reads undefined gradients as zeros.
     """
     outputs = training.ends[: training.joint.count]
     names = {proxy.name for proxy in outputs if proxy is not None and proxy.requires_grad}
@@ -206,10 +206,10 @@ def wakes_functions(training: Training, inputs: Sequence[torch.Tensor]) -> bool:
 
 
 def _strided(grad: torch.Tensor | None, output: TensorProxy | None) -> torch.Tensor | None:
-    """A grad output in the layout that the backward takes; that of a sparse output is one too."""
+    """Return a grad output in the layout that the backward takes; a sparse output may have a sparse grad output."""
     if grad is None or grad.layout is torch.strided:
         return grad
-    # PyTorch says so of what is not strided
+    # strides of zeros are PyTorch's sign of a sparse tensor
     if output is None or any(output.stride):
         raise Unsupported("a grad output is not a strided tensor")
     return grad.to_dense()
@@ -218,9 +218,8 @@ def _strided(grad: torch.Tensor | None, output: TensorProxy | None) -> torch.Ten
 class Switchgear(torch.autograd.Function):
     """The node, which profilers and `grad_fn` show as `SwitchgearBackward`.
 
-    Its outputs are those of the trace, and the first of the saved values through which a second derivative flows.
-
-    Where there is one, `_Inner` ties the others to that one: outputs cost something in every call.
+    Its outputs are the outputs of the trace, and the first saved tensor that carries a second derivative, if any.
+    `_Inner` ties further such tensors to the first: outputs cost time in every call.
     """
 
     @staticmethod
@@ -246,11 +245,11 @@ class Switchgear(torch.autograd.Function):
     @staticmethod
     @internals.opaque
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        """Run the backward that takes these grad outputs."""
+        """Run the backward for these grad outputs."""
         bridge: Bridge = ctx.bridge
         last = bridge.backwards.last
         outer = grads[:-1] if bridge.inner else grads
-        # what follows, for the calls that are to cost little
+        # the fast path, for calls that must cost little
         if (
             last is not None
             and last.is_simple
@@ -269,7 +268,7 @@ class Switchgear(torch.autograd.Function):
             try:
                 saved = ctx.saved_tensors
             except RuntimeError:
-                pass  # it is found out again what is the matter with it
+                pass  # `_backward` finds the cause
             else:
                 arguments = [*saved, *outer]
                 del saved
@@ -279,7 +278,7 @@ class Switchgear(torch.autograd.Function):
 
 
 def _backward(ctx: Any, grads: Arriving) -> Any:
-    """The gradients for whatever grad outputs there are."""
+    """Return the gradients for any combination of grad outputs."""
     bridge: Bridge = ctx.bridge
     wanted = ctx.needs_input_grad[1:]
     if bridge.inner:
@@ -295,7 +294,7 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
         if len(arrived) < bridge.count and not torch.is_grad_enabled():
             bridge.separate.keep(ctx, arrived, saved)
         arguments = [*saved, *arguments]
-        del saved  # each goes once the backward has read it
+        del saved  # each tensor is freed once the backward has read it
         internals.clear_saved_tensors(ctx)
     if torch.is_grad_enabled():
         if bridge.inner:
@@ -316,7 +315,7 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
 
 
 class _Inner(torch.autograd.Function):
-    """Gives inner values a history: their gradients go to the node that they come from, which runs afterwards."""
+    """A history for inner values: their gradients go to the node of origin, whose backward runs afterwards."""
 
     @staticmethod
     def forward(ctx: Any, node: Any, first: torch.Tensor, *others: torch.Tensor) -> Any:
@@ -341,7 +340,7 @@ class _Inner(torch.autograd.Function):
 def _saved(
     ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
 ) -> tuple[torch.Tensor, ...]:
-    """The saved values; that one was overwritten since is an error only of a backward that reads it, as in eager."""
+    """Return the saved tensors; as in eager mode, an overwritten tensor raises only where it is read."""
     bridge: Bridge = ctx.bridge
     unwatched: frozenset[int] = (
         getattr(ctx, "unwatched", frozenset()) if bridge.unwatched else frozenset()

@@ -1,7 +1,7 @@
-"""The backwards of an entry: the one that is expected, and others made on first use as grad outputs need them.
+"""The backwards of an entry: the expected backward, and others compiled on first use as grad outputs need them.
 
-Which one it is says a pattern: layouts of the grad outputs, which gradients are wanted, and autocast. One for symbolic
-sizes serves calls of any sizes that meet its constraints; where none does, one is made for the sizes of the call.
+A pattern selects the backward: layouts of the grad outputs, the inputs that need gradients, and autocast. A backward
+for symbolic sizes serves all calls that meet its constraints. Where none does, one is compiled for the call's sizes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,21 @@ from switchgear.runtime.execution import runner
 from switchgear.runtime.fallback import fault
 
 Jit: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
-#: In a pattern, strides as those of the output.
+#: In a pattern: the strides of the output.
 EXPECTED = "expected"
-#: How many backwards are kept that are not for any sizes.
+#: The limit on backwards kept for calls of particular sizes.
 KEPT = 256
-#: The grad outputs that arrive, None where one is undefined.
+#: The grad outputs that arrive, None where undefined.
 Arriving: TypeAlias = tuple[torch.Tensor | None, ...]
 
 
 class Backwards:
-    """The backwards, by pattern. `rejit` compiles one that is to be differentiated in its turn, as any function.
+    """The backwards, by pattern.
 
-    `sparse`: a grad output may be, of one whose strides are all 0. No gradient is wanted of the inputs `constant`.
+    Args:
+        rejit: compiles a backward that is differentiated in its turn, as any function.
+        sparse: whether the grad output of an output whose strides are all 0 may be sparse.
+        constant: the positions of inputs that need no gradient.
     """
 
     def __init__(
@@ -75,35 +78,38 @@ class Backwards:
         nothing = (None,) * len(training.inner)
         if sizes is not None:
             expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
-        #: By pattern, for calls of any sizes that meet the constraints.
+        #: By pattern, the backwards for calls of any sizes that meet the constraints.
         self._generals: dict[
             object, list[tuple[LazyProgram, tuple[Constraint | Computed, ...]]]
         ] = {(*expected, *nothing, wanted, ()): [(training.make_backward, ())]}
-        #: By pattern and the sizes of the calls.
+        #: The backwards by pattern and sizes.
         self._backwards: dict[object, LazyProgram] = {}
         self._differentiable: dict[object, tuple[Callable[..., object], Trace]] = {}
         self.last: Last | None = None
-        #: Called with the text of an error of ours: no later call is to need such a backward.
+        #: Called with the text of an internal error: no later call may need such a backward.
         self.failed: Callable[[str], object] = lambda fault: None
         self._last_backward: LazyProgram | None = None
 
     def programs(self) -> list[LazyProgram]:
-        """The backwards that there are."""
+        """Return the compiled backwards."""
         generals = [lazy for kind in self._generals.values() for lazy, _ in kind]
         return [one for one in (*generals, *self._backwards.values()) if one.program is not None]
 
     @property
     def last_backward(self) -> Program:
-        """The backward that was asked for last, or the one that is expected."""
+        """The backward that ran last, or else the expected backward."""
         lazy = self._last_backward
         return lazy.program if lazy and lazy.program else self.training.backward
 
     def backward_for(
         self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> Last:
-        """The backward that takes these grad outputs, and gives the gradients of the inputs that are wanted.
+        """Return the backward for these grad outputs and for the inputs that need gradients.
 
-        `sizes` are those of the call. The backward that is expected takes any, each other one is for its own.
+        `sizes` are the sizes of the call. The expected backward takes any sizes, each other backward its own.
+
+        Raises:
+            Unsupported: a grad output is not strided, or the compilation failed; later calls run in eager mode.
         """
         last = self.last
         if last is not None and last.fits(grads, wanted, sizes) and not last.program.is_outdated:
@@ -168,9 +174,9 @@ class Backwards:
         return self._for_any_sizes(general, sizes) if lazy is None else lazy()
 
     def _general(self, pattern: Any, sizes: tuple[int, ...]) -> object:
-        """A pattern of grad outputs for calls of any sizes: of the strides of their outputs, or expanded from a scalar.
+        """Return a pattern for calls of any sizes: strides of the outputs, or of an expanded scalar.
 
-        None where it is another one.
+        None where the grad outputs have other strides.
         """
         assert self.sizes is not None
         own = self._strides_at(sizes)
@@ -207,7 +213,7 @@ class Backwards:
             program, constraints = self.sizes.compile_more(make)
             lazy = LazyProgram(make, program, self.sizes, contextlib.nullcontext)
             self._generals.setdefault(general, []).append((lazy, constraints))
-        except (Unsupported, DataDependent):  # a program for the sizes of the call takes its place
+        except (Unsupported, DataDependent):  # a program for the sizes of the call is used
             return None
         return self._for_any_sizes(general, sizes)
 
@@ -217,7 +223,7 @@ class Backwards:
     def differentiable_for(
         self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> Callable[..., Any]:
-        """The same as a function of what is saved and the grad outputs, for `create_graph=True`."""
+        """Return the backward as a function of saved tensors and grad outputs, for `create_graph=True`."""
         _check_strided(grads)
         key = _pattern(grads, wanted), sizes
         found = self._differentiable.get(key)
@@ -234,7 +240,7 @@ class Backwards:
     def unread(
         self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> frozenset[int]:
-        """The positions of the saved values that are not read by the backward for these grad outputs."""
+        """Return the positions of saved tensors unread by the backward for these grad outputs."""
         if torch.is_grad_enabled():
             self.differentiable_for(grads, wanted, sizes)
             trace = self._differentiable[_pattern(grads, wanted), sizes][1]
@@ -247,17 +253,17 @@ class Backwards:
 
 
 def _keep(found: dict[Any, Any], key: Any, value: Any) -> None:
-    """Keep what was made for a pattern, or for one and some sizes, of which there may be any number."""
+    """Store a backward by its key, and drop the oldest beyond `KEPT`: the number of keys is unlimited."""
     found[key] = value
     if len(found) > KEPT:
         del found[next(iter(found))]
 
 
 class Last:
-    """The backward run last, and a cheap check that other grad outputs are for it too.
+    """The most recent backward, and a cheap check whether other grad outputs fit.
 
-    `is_simple`: it takes what is saved and all of the grad outputs as they arrive, with autocast off, and gives
-    gradients alone.
+    `is_simple`: the backward takes the saved tensors and all grad outputs as they arrive, with autocast off, and
+    returns gradients alone.
     """
 
     def __init__(
@@ -286,7 +292,7 @@ class Last:
         )
 
     def fits(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> bool:
-        """Whether it surely takes these grad outputs."""
+        """Check whether the backward certainly takes these grad outputs."""
         return (
             wanted == self._wanted
             and sizes == self._sizes
@@ -298,7 +304,7 @@ class Last:
 
 
 def _proxies(training: Training, pattern: Any) -> Grads:
-    """The grad outputs of a pattern."""
+    """Return the grad outputs of a pattern."""
     found: list[TensorProxy | None] = []
     for proxy, each in zip(training.ends, pattern, strict=False):
         if proxy is None or each is None:

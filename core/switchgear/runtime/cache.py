@@ -23,7 +23,7 @@ from switchgear.runtime.modes import modes_key
 from switchgear.runtime.module_state import modules_key
 from switchgear.showing import shortened, warning_text
 
-#: Of a call: its structure, what its arguments are, the modes, the modules.
+#: The key of a call: its structure, its arguments, the modes, the modules.
 Key: TypeAlias = tuple[Any, ...]
 _TENSOR = torch.Tensor
 _TOPICS = (
@@ -33,14 +33,14 @@ _TOPICS = (
     "training flags, hooks or parts of a module changed",
 )
 
-#: So many entries for one kind of call are enough.
+#: The limit on entries for one kind of call.
 _CROWD = 16
-#: So many are tried before a key is made, of those that ran calls of these sizes; and so many sizes are known.
+#: The number of entries tried before a key is computed, by sizes; and the number of sizes kept.
 _RECENT, _MOST_SIZES = 4, 4096
 
 
 class Cache:
-    """Entries in least-recently-used order, at most `size`; warns once after more than `recompile_limit` of them."""
+    """Entries in least-recently-used order, at most `size`; warns once after `recompile_limit` compilations."""
 
     def __init__(
         self, name: str, size: int, recompile_limit: int, function: Callable[..., object]
@@ -52,13 +52,13 @@ class Cache:
         self._buckets: dict[object, list[Entry]] = {}
         self._order: OrderedDict[Entry, object] = OrderedDict()
         self._last_key: tuple[object, ...] = ()
-        #: Entries by the sizes of what they ran, the last one first: a hint, for the entry decides what it fits.
+        #: Entries by the sizes of their calls, the most recent first: a hint, because the entry itself decides.
         self._by_sizes: dict[object, list[Entry]] = {}
-        #: Keys of calls that were compiled, by what they are without sizes, and Python values among the arguments.
+        #: Keys of compiled calls, by the key without sizes of tensors and Python values.
         self._by_kind: defaultdict[object, list[Key]] = defaultdict(list)
-        #: How many were compiled.
+        #: The number of compilations.
         self._compilations = 0
-        #: Why each call was compiled that was.
+        #: The reason of each compilation.
         self.reasons: list[str] = []
 
     def find(
@@ -69,9 +69,9 @@ class Cache:
         unfit: Collection[Entry] = (),
         newest: bool = False,
     ) -> tuple[Entry, Sequence[torch.Tensor]] | None:
-        """The entry under a key that fits the call, and its input tensors; none that is known to be `unfit`.
+        """Return the entry under a key that fits the call, and its input tensors; skip entries in `unfit`.
 
-        Where there are so many that looking at all takes longer than the call, the `newest` alone.
+        With `newest`, only the newest entry is tried: with many entries, trying all takes longer than the call.
         """
         for entry in self._buckets.get(key, [])[: 1 if newest else None]:
             if entry in unfit:
@@ -82,12 +82,13 @@ class Cache:
         return None
 
     def use(self, entry: Entry, sizes: object) -> None:
-        """Note that an entry ran a call of these sizes: that its prologue accepted a call is not enough, its data may
-        differ.
+        """Record a call of these sizes by an entry.
+
+        Acceptance by the prologue is not enough: the data may differ.
         """
         try:
             self._order.move_to_end(entry)
-        except KeyError:  # it was dropped just now
+        except KeyError:  # the entry was dropped just now
             return
         others = self._by_sizes.get(sizes, ())
         if not others or others[0] is not entry:
@@ -103,13 +104,13 @@ class Cache:
         kwargs: dict[str, object],
         leaves: list[object],
     ) -> str:
-        """Why a call does not fit the newest entry under its key, if there is one."""
+        """Return why a call does not fit the newest entry under its key; empty if there is no entry."""
         for entry in self._buckets.get(key, ()):
             return entry.why_not(args, kwargs, leaves)
         return ""
 
     def crowd(self, key: Key, reason: str) -> str:
-        """Why another entry under a key, for this reason, is not worth it: there are so many; empty where it is."""
+        """Return why another entry under a key is not worthwhile (too many exist); empty if worthwhile."""
         most, others = max(_CROWD, 2 * self._limit), self._by_kind[_kind(key)]
         if len(self._buckets.get(key, ())) >= most:
             return (
@@ -132,17 +133,18 @@ class Cache:
         )
 
     def entries(self) -> Iterable[Entry]:
-        """All of them, the one used last first."""
+        """Return all entries, the most recently used first."""
         return [*reversed(self._order)]
 
     def recent(self, sizes: object) -> Sequence[Entry]:
-        """Those that ran calls of these sizes: where kinds of calls take turns, to try them is faster than a key."""
+        """Return recent entries for calls of these sizes: where kinds of calls alternate, trying entries is faster than
+        a key."""
         return self._by_sizes.get(sizes, ())
 
     def add(self, key: tuple[object, ...], entry: Entry, reason: str = "") -> None:
-        """Keep a new entry, and drop the one that was used longest ago if there are too many.
+        """Keep a new entry, and drop the least recently used if there are too many.
 
-        `reason` says what of data, sizes or Python state set the call apart from those that others are for.
+        `reason` tells which data, sizes or Python state set the call apart from the calls of other entries.
         """
         self._compilations += 1
         why = reason or (self._difference(key) if self._last_key else "the first call")
@@ -159,7 +161,7 @@ class Cache:
             self._remove(*self._order.popitem(last=False))
 
     def drop(self, entry: Entry) -> object:
-        """Let go of an entry, if it is there; in any thread and at any time, garbage collections too. Gives its key."""
+        """Drop an entry, if present, and return its key; safe in any thread and in garbage collections."""
         key = self._order.pop(entry, None)
         self._remove(entry, key)
         return key
@@ -184,7 +186,7 @@ class Cache:
         return "; ".join(changed) or "a module that the compiled code belonged to was deleted"
 
     def _changed_argument(self, key: tuple[Any, ...]) -> str:
-        """Name the first argument that changed, from what to what, and what helps."""
+        """Name the first argument that changed, its old and new value, and the remedy."""
         pairs = enumerate(zip(self._last_key[1], key[1], strict=True))  # type: ignore[call-overload]
         place, (before, now) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
         name = _parameter(self._function, key[0], place)
@@ -210,7 +212,7 @@ class Cache:
         return f"{text}; pass dynamic={{{parameter!r}: {dims}}} for one program for all sizes"
 
 
-#: Of the key of a tensor, from its end, which holds strides only where no size is dynamic.
+#: Parts of a tensor's key, from its end; strides are present only where no size is dynamic.
 _PARTS = ("strides", "dtype", "device", "class", "requires_grad", "conjugation", "negation")
 
 
@@ -219,15 +221,15 @@ def _is_tensor(part: object) -> bool:
 
 
 def _shown(part: Any) -> str:
-    """A tensor's type and sizes, or the class of another argument."""
+    """Describe a tensor by dtype and sizes, another argument by its class."""
     if not _is_tensor(part):
         return getattr(part[0] if _is_value(part) else part, "__name__", str(part))
     return f"{short_name(part[-6])}{list(part[0])}"
 
 
 def _parameter(function: Callable[..., object], spec: Structure, place: int) -> str:
-    """Return the name of the parameter that a leaf of a call belongs to, or its place where that cannot be told."""
-    with contextlib.suppress(Exception):  # of classes that refuse such parts
+    """Return the name of the parameter that a leaf of a call belongs to, or its index if unknown."""
+    with contextlib.suppress(Exception):  # classes that refuse such parts
         args, kwargs = spec.unflatten([*range(spec.num_leaves)])
         names = [*inspect.signature(function).parameters]
         names += [names[-1]] * (len(args) - len(names))
@@ -238,7 +240,7 @@ def _parameter(function: Callable[..., object], spec: Structure, place: int) -> 
 
 
 def _kind(key: Key) -> tuple[object, ...]:
-    """A key without the sizes of tensors and the Python values among the arguments, and which the modules are."""
+    """Return a key without sizes of tensors, Python values among the arguments and identities of modules."""
     spec, leaves, modes, state = key
     return (spec, tuple(map(_kind_of_leaf, leaves)), modes, len(state))
 
@@ -270,22 +272,22 @@ def _first_difference(before: Any, now: Any) -> tuple[object, object]:
 
 
 def _nesting(spec: Structure) -> str:
-    """A call's arguments and keyword arguments, each leaf as a star."""
+    """Return a call's arguments and keyword arguments as text, each leaf as a star."""
     text = spec.expression(["*"] * spec.num_leaves) or "other containers"
     return shortened(text.replace(", )", ")"), 100)
 
 
 def _is_value(part: object) -> bool:
-    """Whether a part of a key is that of a Python value."""
+    """Check whether a part of a key describes a Python value."""
     return type(part) is tuple and len(part) > 1 and isinstance(part[0], type)
 
 
 def sizes_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-    """The sizes of the tensors among arguments, and plain values: soon made, and no more than a hint."""
+    """Return the sizes of tensors among arguments, and plain values: cheap, and no more than a hint."""
     values = (*args, *kwargs.values()) if kwargs else args
     try:
         return tuple([one.shape if type(one) is _TENSOR else _size(one) for one in values])
-    except RuntimeError:  # a nested tensor has none
+    except RuntimeError:  # a nested tensor has no sizes
         return ()
 
 
@@ -305,7 +307,7 @@ def call_key(
     marks: Marks,
     unread: Container[int] = (),
 ) -> tuple[object, ...]:
-    """What a call is compiled for, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
+    """Return the key of a call, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
     state = () if module is None else modules_key(module.modules())
     places = (number_place(i) if type(leaf) in (int, float) else i for i, leaf in enumerate(leaves))
     keys = tuple(
@@ -325,7 +327,7 @@ def _leaf_key(leaf: object, dynamic: Collection[int]) -> object:
     bits = (type(leaf), leaf.requires_grad, leaf.is_conj(), leaf.is_neg())
     if not dynamic:
         return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, *bits)
-    # strides may go with the sizes; the prologue has a look at them
+    # strides may change with the sizes; the prologue checks them
     sizes = tuple(
         [None if dim in dynamic and size > 1 else size for dim, size in enumerate(leaf.shape)]
     )

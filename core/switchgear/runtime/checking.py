@@ -1,9 +1,9 @@
-"""Checking: a program is run line by line, and what plugins make is looked at.
+"""Checking: a program runs line by line, and results of plugins are checked.
 
-So it is when it first runs: number and metadata of results, writes to arguments, memory that results share, PyTorch's
-modes. Under the option `check`, or `SWITCHGEAR_CHECK=1`, it is every time, and values are compared with those of
-PyTorch's operators (`nearness`), with those of a second run, and the arguments with what they were before. An
-implementation's own draws of random numbers are not compared.
+The first run checks number and metadata of results, writes to arguments, memory shared by results, and PyTorch's modes.
+Under the option `check`, or `SWITCHGEAR_CHECK=1`, every run does. Then values, too, are compared: with PyTorch's
+operators (`nearness`), with a second run, and arguments with their previous values. Random numbers that an
+implementation draws itself are not compared.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ from switchgear.runtime.walk import function_of, walk
 
 
 def is_never_blamed(item: BoundSymbol) -> bool:
-    """Whether a line runs what it stands for, so that no plugin is to blame for what it does."""
+    """Check whether a line runs its own operator, so that no plugin is to blame for the result."""
     return item.implementation is None or item.implementation.fn is item.symbol.fn
 
 
 def run_checked(program: Program, arguments: tuple[Any, ...], *, values: bool = False) -> Any:
-    """What the program's function does. Raises `ExecutorFailed`; `values`: they are compared too."""
+    """Run a program with checks; with `values`, results are compared too.
+
+    Raises:
+        ExecutorFailed: an implementation of a plugin failed a check, or raised where PyTorch does not.
+    """
 
     def run(item: BoundSymbol, args: Any, kwargs: Any, held: Mapping[str, Any]) -> Any:
         if is_never_blamed(item):
@@ -50,7 +54,7 @@ def run_checked(program: Program, arguments: tuple[Any, ...], *, values: bool = 
 def fault(
     program: Program, item: BoundSymbol, values: Mapping[str, object], error: Exception
 ) -> Exception:
-    """What to raise where the implementation of a line did: PyTorch's error if its operators raise one, too."""
+    """Return the error to raise where an implementation raised: PyTorch's error if its operators raise, too."""
     gone = any(value is BOXED for value in item.args)
     if not gone and not has_numbers((item.args, dict(item.kwargs))):
         args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
@@ -70,7 +74,7 @@ def _run(
     *,
     values: bool,
 ) -> Any:
-    """One line of a plugin's."""
+    """Run one line of a plugin with checks."""
     assert item.implementation is not None
     written = written_arguments(item)
     before = _Arguments((args, kwargs), by_value=values and not written)
@@ -94,7 +98,7 @@ def _run(
 
 
 class _Arguments:
-    """What a line is given, not kept alive; its versions, and `by_value` copies."""
+    """Arguments of a line, as weak references with their versions, and copies if `by_value`."""
 
     def __init__(
         self, nest: tuple[tuple[object, ...], dict[str, object]], *, by_value: bool
@@ -109,11 +113,11 @@ class _Arguments:
 
     @property
     def alive(self) -> list[torch.Tensor]:
-        """Those that somebody holds."""
+        """The arguments that are still alive."""
         return [one for reference, *_ in self._given if (one := reference()) is not None]
 
     def changed(self) -> str:
-        """Which of them was written to, if one was."""
+        """Return which argument was written to; empty if none was."""
         for place, (reference, version, copy) in enumerate(self._given):
             one = reference()
             if one is None:
@@ -124,7 +128,7 @@ class _Arguments:
 
 
 def _shared(program: Program, item: BoundSymbol, before: _Arguments, result: object) -> str:
-    """Which memory a result shares that it may not."""
+    """Describe the memory that a result shares and must not share; empty if none."""
     seen = {place: "with an argument" for place in map(_memory, before.alive) if place}
     for index, one in enumerate(tensors_in(result)):
         place = _memory(one)
@@ -136,7 +140,7 @@ def _shared(program: Program, item: BoundSymbol, before: _Arguments, result: obj
 
 
 def _misplaced(item: BoundSymbol, held: Mapping[str, object], result: object) -> str:
-    """Which strides are neither the trace's nor those that PyTorch's operators give, where their fakes are wrong."""
+    """Describe strides that match neither the trace nor PyTorch's operators (fakes may be wrong); empty if none."""
     if item.is_random or any(value is BOXED for value in item.args):
         return ""
     found, theirs = dict[str, Any](), dict[str, Any]()
@@ -144,7 +148,7 @@ def _misplaced(item: BoundSymbol, held: Mapping[str, object], result: object) ->
     odd = [p for p in item.outputs if not _lies(found[p.name], p.stride)]
     if odd:
         args, kwargs = map_proxies(lambda proxy: held[proxy.name], (item.args, dict(item.kwargs)))
-        with suppress(Exception):  # of an operator that only the plugin can run
+        with suppress(Exception):  # an operator that only the plugin can run
             bind_outputs(item.output, item.symbol.fn(*args, **kwargs), theirs)
     for p in odd:
         strides = found[p.name].stride()
@@ -154,7 +158,7 @@ def _misplaced(item: BoundSymbol, held: Mapping[str, object], result: object) ->
 
 
 def _lies(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
-    """Whether elements lie as these strides say; those of one element, or none, say nothing."""
+    """Check whether the elements of a tensor have these strides; sizes of 0 or 1 always match."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return True
     steps = zip(tensor.shape, tensor.stride(), stride, strict=True)
@@ -162,18 +166,18 @@ def _lies(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Where a tensor's memory is; 0 if it has none."""
+    """Return the address of a tensor's memory; 0 if there is none."""
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _may_share(program: Program, item: BoundSymbol) -> bool:
-    """Whether PyTorch's operators would return views, or what they are given."""
+    """Check whether PyTorch's operators would return views, or arguments themselves."""
     if item.subsymbols:  # a region
         return False
     names = {proxy.name for proxy in item.outputs}
     if not names.isdisjoint(proxy.name for proxy in item.inputs):
         return True
-    # what was claimed whole has lost its parts, an earlier stage has them
+    # a claimed composite has lost its operators; an earlier stage has its operators
     makers = (
         maker
         for stage in program.stages
@@ -186,7 +190,7 @@ def _may_share(program: Program, item: BoundSymbol) -> bool:
 def _different(
     item: BoundSymbol, copies: tuple[tuple[Any, ...], dict[str, Any]], result: Any
 ) -> str:
-    """How values are not those of PyTorch's operators, or of another run."""
+    """Describe how values differ from PyTorch's operators, or from another run; empty if equal."""
     assert item.implementation is not None
     garbage = uninitialised([item])
     is_garbage = [proxy.name in garbage for proxy in item.outputs]
@@ -219,7 +223,7 @@ def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
 
 
 def _unexpected(output: object, result: object, place: str = "its result") -> str:
-    """How a result is not what the trace says that it is; empty if it is."""
+    """Describe how a result differs from its description in the trace; empty if it does not."""
     if isinstance(output, tuple):
         if not isinstance(result, (tuple, list)):
             return (
@@ -232,7 +236,7 @@ def _unexpected(output: object, result: object, place: str = "its result") -> st
             for i, pair in enumerate(zip(output, result, strict=True))
         )
         return next(filter(None, parts), "")
-    # a size of 0 is what fakes have of a kernel's workspace
+    # fakes give a kernel's workspace the size 0
     if not isinstance(output, TensorProxy) or output.shape == (0,):
         return ""
     if not isinstance(result, torch.Tensor):

@@ -1,7 +1,7 @@
-"""Code that TorchDynamo is known to get wrong without a word, by the names, the values and the classes that it reaches.
+"""Code that TorchDynamo silently compiles wrong, recognised by the names, values and classes that it reaches.
 
-Everything that the code names is looked into: global variables, closures, attributes by their names, the content of
-containers. Too much is better than too little: where there is a doubt, the original function runs.
+All names in the code are followed: global variables, closures, attributes by name, the content of containers. Too many
+doubts are better than too few: at a doubt the original function runs.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _BY_REASON = {
     ),
 }
 _NAMES = {name: reason for reason, names in _BY_REASON.items() for name in names}
-#: Operators of these are the user's own, and TorchDynamo takes those of numbers and texts.
+#: Subclasses of these types have operators of the user; TorchDynamo uses the operators of the base class.
 _PLAIN = (int, float, complex, str, bytes)
 _ATOMS = frozenset(
     {
@@ -79,14 +79,14 @@ _ATOMS = frozenset(
         torch.device,
     }
 )
-#: That of the functions of `random`, which TorchDynamo minds.
+#: The generator behind the functions of `random`, which TorchDynamo respects.
 _SHARED = getattr(random.random, "__self__", None)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
-#: So many values are looked at.
+#: The limit on values that are inspected.
 _MOST = 4_000
 #: In the place of a count: a class of which no name was looked up.
 _NEW = -1
-#: Special methods that split code has no need of.
+#: Special methods that split code does not call.
 _UNCALLED = frozenset(
     {
         "__init__",
@@ -104,27 +104,27 @@ _UNCALLED = frozenset(
 
 
 class Doubts:
-    """The values that code reaches, by the names in all of it, and `reason`: why it is not split, empty if it may be.
+    """The values that code reaches by its names, and `reason`: why the code is not split; empty if it may be.
 
     Args:
-        roots: functions, code, arguments, in which it starts.
-        variables: the global variables of code.
+        roots: functions, code and arguments to start from.
+        variables: the global variables of the code.
     """
 
     def __init__(self, *roots: object, variables: dict[str, object] | None = None) -> None:
         self._seen: dict[int, object] = {}
         self._classes: dict[int, Mapping[str, Any]] = {}
         self._names: dict[str, None] = {}
-        #: What has attributes of which code names some, and how many of the names were looked up there.
+        #: Namespaces with attributes that code names, each with the number of names looked up so far.
         self._owners: dict[int, tuple[Mapping[str, Any], int]] = {}
         self._own(variables or {})
-        #: Methods of the user's classes; TorchDynamo does not notice that they are replaced.
+        #: Methods of the user's classes; TorchDynamo does not notice replaced methods.
         self._methods: list[tuple[Mapping[str, Any], str, object]] = []
         self.reason = self._walk([*roots])
         self._seen, self._owners = {}, {}
 
     def changed(self) -> str:
-        """Return why calls are not split any more, where a method was replaced since; empty if none was."""
+        """Return why calls are no longer split, if a method was replaced since; else empty."""
         for owner, name, method in self._methods:
             if owner.get(name) is not method:
                 return (
@@ -151,7 +151,7 @@ class Doubts:
         return ""
 
     def _parts(self, value: Any) -> Iterable[object]:
-        """The values that lie in a value, whatever the names."""
+        """Return the values inside a value, regardless of names."""
         if isinstance(value, types.CodeType):
             self._names.update(dict.fromkeys((*value.co_names, *_texts(value))))
             return [one for one in value.co_consts if isinstance(one, types.CodeType)]
@@ -195,7 +195,7 @@ class Doubts:
         return list(getattr(value, "__dict__", {}).values())
 
     def _attributes(self) -> list[object]:
-        """What the names stand for where they were not looked up yet; special methods have no need of one."""
+        """Return the values of names that were not looked up yet; special methods are included without a name."""
         names, values = list(self._names), list[object]()
         counts = {count for _, count in self._owners.values()}
         new = {count: set(names[max(count, 0) :]) for count in counts}
@@ -214,7 +214,7 @@ class Doubts:
 
 
 def _items(value: Any) -> Iterable[object]:
-    """What a container holds, whatever its class iterates over."""
+    """Return the content of a container, bypassing the iteration of its class."""
     kind = next(kind for kind in _CONTAINERS if isinstance(value, kind))
     return kind.__iter__(value)
 
@@ -228,7 +228,7 @@ def _undecorated(value: Any) -> object:
 
 
 def _is_known(kind: type) -> bool:
-    """Whether a class is Python's or PyTorch's."""
+    """Check whether a class belongs to Python or PyTorch."""
     package = kind.__module__.partition(".")[0]
     return package in sys.stdlib_module_names or package in ("torch", "switchgear", "numpy")
 
@@ -258,13 +258,13 @@ _A = {int: "an int", float: "a float", complex: "a complex", str: "a str", bytes
 
 
 def _is_compiled(value: Any) -> bool:
-    """Whether a value is what `torch.compile` or `Module.compile` made; nothing of ours is."""
+    """Check whether a value was made by `torch.compile` or `Module.compile`; no object of Switchgear is."""
     own = value.__dict__ if isinstance(value, types.FunctionType | torch.nn.Module) else {}
     return "get_compiler_config" in own or own.get("_compiled_call_impl") is not None
 
 
 def of_code(code: types.CodeType) -> str:
-    """Return why this code is not split by the names in it, with the line; empty if it is, or is a library's."""
+    """Return why the names in this code prevent splitting, with the line; empty if none does, or for library code."""
     if is_library(code):
         return ""
     texts = set(_texts(code))
@@ -284,7 +284,7 @@ def _assigns_data(line: dis.Instruction) -> bool:
 
 
 def is_library(code: types.CodeType) -> bool:
-    """Whether code is of PyTorch, of this package, of NumPy or of the standard library."""
+    """Check whether code belongs to PyTorch, Switchgear, NumPy or the standard library."""
     file = code.co_filename
     if "site-packages" in file and not is_own_file(file):
         return f"site-packages{os.sep}numpy{os.sep}" in file
@@ -295,7 +295,7 @@ _STANDARD = sysconfig.get_path("stdlib")
 
 
 def _texts(code: types.CodeType) -> Iterator[str]:
-    """Texts among its constants: attributes are asked for by these, too."""
+    """Return identifiers among the constants of code: attributes are looked up by such texts, too."""
     return (text for text in code.co_consts if type(text) is str and text.isidentifier())
 
 

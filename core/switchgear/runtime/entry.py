@@ -52,12 +52,12 @@ from switchgear.runtime.module_state import any_hooks
 from switchgear.runtime.prologue import MISS, generated, make_prologue
 from switchgear.runtime.rewinding import rewinding, streams_before_late_checks
 
-#: What an entry does with the input tensors of a call, up to what the function returns.
+#: The path from the input tensors of a call to the return value of the function.
 Run = Callable[[Sequence[torch.Tensor]], Any]
 
 
 class Entry:
-    """A captured call, compiled; `prologue` says whether it fits another call, `run` runs it."""
+    """A captured call, compiled; `prologue` tells whether another call fits, `run` runs it."""
 
     @compiles
     def __init__(
@@ -76,7 +76,7 @@ class Entry:
         drop: Callable[[], Callable[..., None] | None],
     ) -> None:
         self.spec = spec
-        #: The numbers among the arguments of the call that was captured.
+        #: The numbers among the arguments of the captured call.
         self._numbers = [
             leaf if type(leaf) in (int, float) and index not in unread else None
             for index, leaf in enumerate(leaves)
@@ -85,10 +85,10 @@ class Entry:
         self.forward: Program
         #: Casts are part of the trace.
         self._autocast = internals.autocast_active()
-        #: Why dynamic sizes are fixed for this entry, if they are.
+        #: Why dynamic sizes are fixed for this entry; else empty.
         self.fixed = ""
         self._copies: tuple[Callable[..., Sequence[Any]], Finisher] | None = None
-        #: Why it cannot be a part of a function that is split; empty where it can.
+        #: Why the entry cannot be a part of a split function; else empty.
         self.no_part = ""
 
         def make(marks: Marks) -> None:
@@ -125,12 +125,12 @@ class Entry:
             except Exception as error:
                 if not marks:
                     raise
-                # what knows numbers alone, the function's own code too, fails in ways of its own
+                # code that accepts only numbers, the function's own too, fails in many ways
                 self.fixed = f"{type(error).__name__}: {error}".partition("\n")[0]
                 make({})
-        #: Whether it is for a module whose call is its forward and nothing else.
+        #: Whether the entry is for a module whose call is its forward and nothing else.
         self.is_forward_alone = module is not None and not any_hooks([module])
-        #: How often it ran before its forward was exchanged for one with regions.
+        #: The number of runs before the forward was exchanged for a program with regions.
         self.calls_before = 0
         self._calls = itertools.count()
         self._finish()
@@ -138,7 +138,7 @@ class Entry:
     def why_not(
         self, args: tuple[object, ...], kwargs: dict[str, object], leaves: list[object]
     ) -> str:
-        """What is otherwise in a call of the same key that it does not fit."""
+        """Return the difference by which a call of the same key does not fit."""
         sizes = self.captured.sizes
         if self.fixed:
             return f"sizes are fixed, for with dynamic ones there was {self.fixed}"
@@ -147,9 +147,7 @@ class Entry:
         try:
             found = sizes.violated([tensor_of(source, leaves) for source in self.captured.sources])
         except (Unsupported, IndexError):
-            found = (
-                None  # a place holds nothing that could be an input, or what has fewer dimensions
-            )
+            found = None  # a place holds no possible input, or a tensor with fewer dimensions than in the capture
         return (
             f"{self._prologue.why_not(args, kwargs, leaves)} changed"
             if found is None
@@ -157,7 +155,7 @@ class Entry:
         )
 
     def varying(self, leaves: list[Any]) -> list[str]:
-        """Which numbers among the arguments and in Python's objects are others in a call."""
+        """Return the places of numbers, in arguments and Python objects, that differ in a call."""
         pairs = zip(self._numbers, leaves, strict=False)
         changed = [
             number_place(index)
@@ -168,7 +166,7 @@ class Entry:
         return changed + [path for paths in told for path in paths]
 
     def decided(self) -> list[str]:
-        """The integers in Python's objects that are symbolic, and that it holds to what they are nevertheless."""
+        """Return the symbolic integers in Python objects that are fixed to their values nevertheless."""
         sizes, inputs = self.captured.sizes, self.captured.trace.inputs
         if sizes is None:
             return []
@@ -181,7 +179,7 @@ class Entry:
         ]
 
     def guards(self) -> list[str]:
-        """What it takes for granted of a call, in words."""
+        """Return the guards of the entry, in words."""
         checks = [line for line in self.captured.trace.bound_symbols if CHECK in line.tags]
         # a value of the data, or a tensor with its shape and strides
         values = [
@@ -198,7 +196,7 @@ class Entry:
         this, gone, is_ending = weakref.ref(self), self.captured.gone, sys.is_finalizing
 
         def notice(part: object) -> None:
-            if is_ending():  # there is no module any more whose functions could hash a key
+            if is_ending():  # modules whose functions could hash a key are gone already
                 return
             gone.append(part)
             entry, dropping = this(), drop()
@@ -210,7 +208,7 @@ class Entry:
         self._watched = [weakref.ref(part, notice) for part in parts]
 
     def _finish(self) -> None:
-        """Make what runs by the forward that there is."""
+        """Build `run` and `call` from the current forward."""
         lines, scope = self._finishing()
         run: Run = generated("run(inputs)", lines, {**scope})
         if self.forward.job is not None:
@@ -221,11 +219,11 @@ class Entry:
             lines, scope = ["return run(inputs)"], {"run": run}
         #: Runs the program on the inputs of `prologue`. Returns `MISS` where the program does not support the context.
         self.run = run
-        #: What it returns for the arguments of a call that fits, else `MISS`.
+        #: Returns the function's result for the arguments of a call that fits, else `MISS`.
         self.call = self._prologue.before(lines, scope)
 
     def _waiting(self, run: Run, job: Job) -> Run:
-        """The same, until what is compiled in the background is there; then the program is exchanged."""
+        """Return `run`, which exchanges the program once the background compilation is done."""
         calls = self._calls
 
         def run_waiting(inputs: Sequence[torch.Tensor]) -> Any:
@@ -239,7 +237,7 @@ class Entry:
 
     @compiles
     def exchange(self) -> None:
-        """Take the forward that there is by now in the place of an outdated one."""
+        """Replace an outdated forward by the current one."""
         job = self.forward.job
         if job is None or not job.done:
             return
@@ -252,18 +250,18 @@ class Entry:
         self._finish()
 
     def programs(self) -> list[Program]:
-        """The forward, and the backwards that were asked for."""
+        """Return the forward, and the backwards that ran."""
         backwards = [] if self.bridge is None else self.bridge.backwards.programs()
         return [self.forward, *[one.program for one in backwards if one.program is not None]]
 
     def exchange_all(self) -> None:
-        """`exchange`, and the same for the backwards."""
+        """Exchange the forward and the backwards."""
         self.exchange()
         for lazy in [] if self.bridge is None else self.bridge.backwards.programs():
             lazy()
 
     def _finishing(self) -> tuple[list[str], dict[str, object]]:
-        """From `inputs` to what the function returns: lines, and what they refer to."""
+        """Return the lines from `inputs` to the return value, and the scope of the lines."""
         outputs, first = self.captured.outputs, list[str]()
         counts: dict[int, int] = {}
         if self.bridge is not None:
@@ -272,7 +270,7 @@ class Entry:
             forward = self._without_gradients(self.forward)
             program, scope = "program(*inputs)", {"program": forward}
             if self.forward.stages[-1].written:
-                # tangents and batches are for copies alone
+                # tangents and batches need the program that copies
                 first = ["if forward_mode_active() or functorch_active(): return copying(inputs)"]
                 scope |= {
                     "forward_mode_active": internals.forward_mode_active,
@@ -308,7 +306,7 @@ class Entry:
         return lines, scope
 
     def _completing(self, outputs: Outputs, missing: Sequence[int]) -> Finisher:
-        """What finishes a call: the epilogue, versions that are `missing`, and what features do after it."""
+        """Return the end of a call: the epilogue, `missing` versions, and the actions of features."""
         captured = self.captured
         complete = finisher(outputs, captured.trace.inputs, captured.sizes)
         if missing:
@@ -318,9 +316,9 @@ class Entry:
         return complete
 
     def _copying(self, inputs: Sequence[torch.Tensor]) -> Any:
-        """Run a program that writes to no input, and copy."""
+        """Run a program that writes to no input, then copy into the inputs."""
         if self._copies is None and not self._make_copies():
-            return MISS  # it would hold for fewer sizes
+            return MISS  # the program would hold for fewer sizes
         assert self._copies is not None
         run, complete = self._copies
         return complete(run(*inputs), inputs)
@@ -337,7 +335,7 @@ class Entry:
         return not decided
 
     def _without_gradients(self, program: Program) -> Callable[..., Sequence[Any]]:
-        """What gives the trace's outputs where autograd is to know nothing of them."""
+        """Return a callable that computes the trace's outputs unseen by autograd."""
         captured, run = self.captured, runner(program, autocast=self._autocast)
         hidden = captured.grad_enabled and any(
             proxy.requires_grad for proxy in captured.trace.inputs
@@ -354,7 +352,7 @@ class Entry:
                     set_grad_enabled(True)
             else:
                 outputs = run(*inputs)
-            # under forward-mode differentiation a result made apart would be without its tangent
+            # under forward-mode differentiation a detached result would lose its tangent
             if (
                 views
                 and any(outputs[index]._is_view() for index in views)
@@ -390,7 +388,7 @@ class Entry:
             raise Unsupported(
                 "the function gives an argument other sizes or strides in place, and another shares its memory; pass "
                 "a clone of one",
-                splits=False,  # the parts of it save copies as well
+                splits=False,  # the parts of a split function save copies as well
             )
         written = [mutation.input for mutation in outputs.mutations]
         beside = {other for _, other, _ in sharing(tensors, written)}.union(reshaped)
@@ -417,7 +415,7 @@ class Entry:
         )
 
     def _destined(self, tensors: Sequence[torch.Tensor]) -> dict[int, int]:
-        """The outputs that are but copied into an input, where autograd sees neither, each with the input's index."""
+        """Map outputs that are only copied into an input, both unseen by autograd, to the input's index."""
         outputs = self.captured.outputs
         special = any(tensor.is_inference() or internals.is_wrapper(tensor) for tensor in tensors)
         shared = any(isinstance(source, Base) for source in self.captured.sources)

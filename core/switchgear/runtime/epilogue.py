@@ -1,7 +1,7 @@
-"""The epilogue: inputs are left as the function leaves them, and the return value is put together.
+"""The epilogue: inputs get the content that the function leaves, and the return value is built.
 
-Values are written back (in one call where autograd saw none of the writes and all are on the CPU), calls that change an
-input's sizes or strides are repeated on it, and returned views are made again.
+Values are written back, in one call where autograd saw none of the writes and all are on the CPU. Calls that change an
+input's sizes or strides are repeated on the input, and returned views are created anew from their bases.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from switchgear.ir.proxy import TensorProxy
 from switchgear.ir.trace import Trace
 from switchgear.record.sizes import Sizes, concrete, has_numbers
 
-#: From what a trace gave and its inputs to what the function returns.
+#: A function from the outputs of a trace and its inputs to the return value.
 Finisher = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]
 
 
 def finisher(
     outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes | None = None
 ) -> Finisher:
-    """What finishes a call: `finish`, or, where that comes to copies and a return value, a function made for these."""
+    """Return the end of a call: `finish`, or a specialised function for mere copies and a return value."""
     if sizes is not None and _has_sizes(outputs):
         return _finisher_by_sizes(outputs, inputs, sizes)
     scope: dict[str, object] = {}
@@ -40,7 +40,7 @@ def finisher(
 
 
 def assembly(outputs: Outputs, scope: dict[str, object]) -> str | None:
-    """Python for the return value, over what the trace gave, `outputs`, its `inputs` and `scope`; None if views are."""
+    """Return Python for the return value, over `outputs`, `inputs` and `scope`; None if there are views."""
     leaves = []
     data: dict[str, str] = {}
     for number, item in enumerate(outputs.returned):
@@ -59,11 +59,11 @@ def assembly(outputs: Outputs, scope: dict[str, object]) -> str | None:
 def _writing_first(
     outputs: Outputs, proxies: Sequence[TensorProxy], assemble: Finisher
 ) -> Finisher:
-    """`assemble` behind the copies into inputs, none of which autograd sees; on the CPU they are one call."""
+    """Return `assemble` after copies into inputs, unseen by autograd; on the CPU in one call."""
     targets = [mutation.input for mutation in outputs.mutations]
     hidden = frozenset(mutation.input for mutation in outputs.mutations if mutation.hidden)
     sources = [mutation.output for mutation in outputs.mutations]
-    # elsewhere they would be made in no order, and PyTorch writes to no list of conjugates
+    # on other devices the copies would have no order, and PyTorch rejects lists of conjugates
     at_once = all(
         proxies[index].device.type == "cpu"
         and not (proxies[index].is_conj or proxies[index].is_neg)
@@ -94,10 +94,10 @@ def _writing_first(
 
 
 def left_to_copy(outputs: Outputs, trace: Trace) -> tuple[Outputs, dict[int, int], frozenset[int]]:
-    """What a program leaves to copy that writes to inputs itself.
+    """Return the copies that remain after a program with its own writes to inputs.
 
-    With it by how much that raises the versions of inputs, and the inputs that it is given as `.data`: of some writes
-    no version tells.
+    Also return, for each written input, by how much the program raises its version. Last, return the inputs to pass as
+    `.data`, because some writes of the function raise no version.
     """
     names = [proxy.name for proxy in trace.inputs]
     written = {names.index(name): count for name, count in trace.written.items()}
@@ -113,16 +113,16 @@ def left_to_copy(outputs: Outputs, trace: Trace) -> tuple[Outputs, dict[int, int
 
 
 def through_data(apart: frozenset[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs, those in `apart` as `.data`, which counts versions by itself."""
+    """Return the inputs; inputs in `apart` as `.data`, which has its own version counter."""
     return [one.data if index in apart else one for index, one in enumerate(inputs)]
 
 
 def versions_to_add(
     outputs: Outputs, copied: Outputs, counts: Mapping[int, int], inputs: Sequence[TensorProxy]
 ) -> list[int]:
-    """The inputs whose versions are to rise further than by the program's own writes, `counts`, and by copies.
+    """Return the inputs whose versions must rise further than by the program's own writes, `counts`, and by copies.
 
-    Each stands there as often as its version is to rise.
+    An input occurs once for each rise.
     """
     reshaped = reshaped_inputs(outputs, inputs)
     copies = {one.input for one in copied.mutations if not one.hidden}
@@ -135,7 +135,7 @@ def versions_to_add(
 
 
 def add_versions(missing: Sequence[int], result: Any, inputs: Sequence[Any]) -> Any:
-    """Raise the versions of inputs, by one for each time that they stand in `missing`."""
+    """Raise the versions of inputs, by one for each occurrence in `missing`."""
     tensors = [inputs[index] for index in missing if not inputs[index].is_inference()]
     torch.autograd.graph.increment_version(tensors)
     return result
@@ -157,9 +157,9 @@ def _finisher_by_sizes(outputs: Outputs, inputs: Sequence[TensorProxy], sizes: S
 
 
 def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:
-    """What the function returns, from what its trace gave; what it wrote to inputs is copied into them.
+    """Return the function's result from the outputs of its trace, and copy written values into inputs.
 
-    Autograd sees the copy only if it saw the function's write.
+    Autograd sees a copy only if it saw the function's write.
     """
     held: dict[str, Any] = {"input": inputs, "output": results}
     values = {name: held[kind][index] for name, kind, index in outputs.roots}
@@ -171,7 +171,7 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
         )
         kept = target.is_leaf or target._is_view() or internals.is_wrapper(target)
         if tracked and not kept:
-            # the history of what is overwritten would get a gradient of zeros
+            # the history of the overwritten value would get a gradient of zeros
             target.detach_()
         with torch.set_grad_enabled(tracked):
             (target.data if mutation.hidden else target).copy_(results[mutation.output])

@@ -1,7 +1,7 @@
 """Running a compiled program, and naming the plugin when one of its kernels fails.
 
-It runs below autograd's dispatch if all of it is PyTorch's own operators, but not in forward mode, which lives there:
-then what plugins implement runs by PyTorch's operators, so tangents are eager's.
+A program of PyTorch's own operators alone runs below autograd's dispatch, except in forward mode, which is implemented
+there. In forward mode, PyTorch's operators replace implementations of plugins, so tangents equal eager's.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from switchgear.ir.symbol import AFTER, BOX, DEL, BoundSymbol, changed
 from switchgear.ir.trace import compile_trace
 from switchgear.runtime.checking import fault, is_never_blamed, run_checked
 
-#: So many operators have to be run for going below autograd to pay.
+#: The number of operators from which running below autograd pays off.
 _WORTHWHILE = 3
 _COPY = torch.ops.aten.copy.default
 
 
 def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
-    """What runs a program where autocast is on or not; its casts are part of the trace, so it runs with autocast off.
+    """Return the callable that runs a program; with `autocast`, autocast is off inside, because casts are in the trace.
 
-    It takes the program's inputs; for a boxed program they are one list, which it empties. An exception of PyTorch's
-    own operators passes as it is. One of a plugin's implementation is theirs if they raise one in its place, else
-    `ExecutorFailed`.
+    The callable takes the program's inputs; for a boxed program one list, which is emptied. Exceptions of PyTorch's own
+    operators pass unchanged. Where a plugin's implementation raises, PyTorch's operators run instead: their exception
+    is raised if there is one, else `ExecutorFailed`.
     """
     own = all(map(is_never_blamed, lines_of(program)))
     run = program.function if own else _blaming(program)
@@ -48,13 +48,13 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
 
 
 def lines_of(program: Program) -> list[BoundSymbol]:
-    """The calls that a program makes."""
+    """Return the calls of a program."""
     lines = program.stages[-1].bound_symbols
     return [item for item in lines if item.symbol not in (AFTER, BOX, DEL)]
 
 
 def goes_below(program: Program) -> bool:
-    """Whether a program runs below autograd: PyTorch's own operators alone, and enough of them."""
+    """Check whether a program runs below autograd: PyTorch's own operators alone, and enough operators."""
     lines = lines_of(program)
     return len(lines) >= _WORTHWHILE and all(map(is_pytorch, lines))
 
@@ -74,7 +74,7 @@ def _below_autograd(function: Callable[..., object]) -> Callable[..., object]:
 def _by_operators_in_forward_mode(
     program: Program, function: Callable[..., object]
 ) -> Callable[..., object]:
-    """Where forward mode is on, runs the operators that plugins' implementations stand for, which know no tangents."""
+    """Replace plugins' implementations by their operators in forward mode: implementations have no tangents."""
     forward_mode_active = internals.forward_mode_active
 
     @cache
@@ -82,7 +82,7 @@ def _by_operators_in_forward_mode(
     def by_operators() -> Callable[..., object]:
         trace = program.stages[
             -2
-        ]  # before memory is freed, which the last does as the implementations have it
+        ]  # the stage before memory is freed: the last stage frees as implementations need
         body = [*map(_with_tangents, trace.bound_symbols)]
         with torch.no_grad(), internals.autocast_off():
             freed = free_last_used(replace(trace, bound_symbols=tuple(body)))
@@ -95,7 +95,7 @@ def _by_operators_in_forward_mode(
 
 
 def _with_tangents(item: BoundSymbol) -> BoundSymbol:
-    if item.symbol.fn is _COPY:  # has no formula in PyTorch 2.13; tests/core/test_forward_mode.py
+    if item.symbol.fn is _COPY:  # no formula in PyTorch 2.13; tests/core/test_forward_mode.py
         return changed(item, implementation=Implementation("torch", _copied))
     return item if is_never_blamed(item) else changed(item, implementation=None)
 
@@ -113,9 +113,9 @@ def _without_autocast(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def maybe_views(program: Program) -> tuple[int, ...]:
-    """The positions of those outputs of a program that may be views; the others PyTorch makes anew.
+    """Return the positions of outputs that may be views; PyTorch allocates the others.
 
-    Below autograd an operator that is none of a view gives one if its kernel ends in one (`select_scatter`).
+    Below autograd a non-view operator returns a view if its kernel ends in a view (`select_scatter`).
     """
     outputs = program.stages[-1].outputs
     if goes_below(program):
@@ -123,7 +123,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
     wanted = {proxy.name for proxy in outputs if proxy is not None}
     anew: dict[str, bool] = {}
     for stage in reversed(program.stages):
-        # what was claimed whole has lost its parts, an earlier stage has them
+        # a claimed composite has lost its operators; an earlier stage has its operators
         makers = [
             item
             for item in stage.bound_symbols
@@ -152,7 +152,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
 
 
 def is_pytorch(item: BoundSymbol) -> bool:
-    """Whether a line is one call of an operator of PyTorch's, with which nothing of Python runs."""
+    """Check whether a line is a single call of a PyTorch operator, without any Python."""
     fn: Any = item.implementation.fn if item.implementation else item.symbol.fn
     if isinstance(fn, internals.OpOverload):
         return fn.namespace == "aten"
@@ -162,7 +162,7 @@ def is_pytorch(item: BoundSymbol) -> bool:
 
 
 def _blaming(program: Program) -> Callable[..., object]:
-    """Runs a program in which plugins have a part; what theirs make is looked at when it first runs."""
+    """Return the function of a program with implementations of plugins, which checks results in the first run."""
     function, values = program.function, program.check
     checked = False
 
@@ -184,7 +184,7 @@ def _blaming(program: Program) -> Callable[..., object]:
 
 
 def _failed(program: Program, error: Exception) -> tuple[BoundSymbol, Mapping[str, Any]] | None:
-    """The line that raised, and the values that there were."""
+    """Return the line that raised, and the values at the time."""
     code = program.function.__code__
     places = [
         (frame, number) for frame, number in walk_tb(error.__traceback__) if frame.f_code is code

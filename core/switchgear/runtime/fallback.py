@@ -34,36 +34,36 @@ from switchgear.showing import warning_text
 
 @dataclass(slots=True, eq=False)
 class Fallback:
-    """Calls not captured for one reason: how many, of these split, and how many kinds were tried to capture."""
+    """Calls not captured for one reason: the number of calls, of split calls, and of kinds tried."""
 
     error: CaptureError
-    #: The line that is refused, and the user's line that calls it, if they lie in files of the user's or of a library.
+    #: The refused line, and the calling line of the user, if in files of the user or of a library.
     place: str = ""
     calls: int = 0
     splits: int = 0
     kinds: int = 0
-    #: After so many calls one is captured again, and so often at most: what stood in the way, a flag that is set in
-    #: the first call, may not any more.
+    #: The number of calls before another capture, and the limit on captures: the obstacle, such as a flag set in the
+    #: first call, may be gone.
     patience: int = 4
     tries: int = 3
-    #: Whether something has changed from call to call, and there are entries for many of these.
+    #: Whether values change from call to call, and there are entries for many values.
     is_crowded: bool = False
-    #: Why calls are not split that would be.
+    #: Why calls are not split although they could be.
     doubt: str = ""
 
     def crowded(self) -> Fallback:
-        """Itself, where what changes may stop to, as after a warm-up, however late."""
+        """Mark as crowded, and return this fallback; changes may stop, as after a warm-up, however late."""
         if not self.is_crowded:
             self.is_crowded, self.patience, self.tries = True, 64, sys.maxsize
         return self
 
     @property
     def rests(self) -> bool:
-        """Whether the call at hand is not to be captured again."""
+        """Whether the current call is not captured again."""
         return self.calls < self.patience or self.tries <= 0
 
     def is_due(self) -> bool:
-        """Whether the call at hand is to be captured again, which is counted."""
+        """Check whether the current call is to be captured again, and count the attempt."""
         is_due = not self.rests
         if is_due:
             self.patience *= 4
@@ -76,10 +76,11 @@ class Fallback:
 
 
 def fault(error: Exception) -> Unsupported:
-    """Why a call falls back in which an error of ours arose.
+    """Return the refusal for a call in which Switchgear itself failed.
 
-    Raises the error as it is where it is somebody else's: a plugin's, that of an option, a warning made an error, or
-    one that tells of too little memory.
+    Raises:
+        Exception: `error` itself where it is external: of a plugin or an option, a warning made an error, or lack of
+            memory.
     """
     root: BaseException = error
     while root.__cause__ is not None:
@@ -96,7 +97,7 @@ def fault(error: Exception) -> Unsupported:
         is_ours = not hasattr(error, "__notes__") or _package(frames[-1]) == "switchgear"
     if not is_ours:
         raise error
-    if isinstance(error, NotDifferentiable):  # a rule is missing, maybe one of ours
+    if isinstance(error, NotDifferentiable):  # a missing rule, perhaps of Switchgear itself
         return Unsupported(f"NotDifferentiable: {error}", splits=False)
     if fakeless := re.search(r"no fake impl registered for <CustomOpDef\((\S+)\)>", str(root)):
         name = fakeless[1]
@@ -106,7 +107,7 @@ def fault(error: Exception) -> Unsupported:
     where = f" ({frames[-1].f_code.co_filename}:{frames[-1].f_lineno})" if frames else ""
     told = (
         error if isinstance(error, SwitchgearError) else root
-    )  # which says where the user calls what fails
+    )  # the error that names the user's line
     what = f"{type(told).__name__}: {told}".partition("\n")[0]
     refusal = Unsupported(
         f"Switchgear itself fails, with {what}{where}, and eager does not; please report this",
@@ -117,9 +118,9 @@ def fault(error: Exception) -> Unsupported:
 
 _ATOMS = frozenset({int, float, bool, str, type(None)})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
-#: Containers of more are compared by identity.
+#: Larger containers are compared by identity.
 _WIDE = 64
-#: Packages that call code of plugins, or that it calls.
+#: Packages that call plugins, or are called by Switchgear.
 _CALLED = frozenset({"switchgear", "torch", "pluggy", "numpy", *sys.stdlib_module_names})
 
 
@@ -129,7 +130,7 @@ def _package(frame: types.FrameType) -> str:
 
 @functools.cache
 def _own_packages() -> frozenset[str]:
-    """The packages of the executors that ship with us."""
+    """Return the packages of the executors that ship with Switchgear."""
     entries = entry_points(group="switchgear")
     return frozenset(
         e.module for e in entries if e.dist is not None and e.dist.name == "switchgear"
@@ -137,9 +138,9 @@ def _own_packages() -> frozenset[str]:
 
 
 class LastFallback:
-    """A call that fell back, and what is cheap to compare of it with another: layouts, numbers, text, identities.
+    """A call that fell back, with its cheaply compared properties: layouts, numbers, text, identities.
 
-    Calls alike in that may differ in other things; one that falls back is right in any case.
+    Calls with equal properties may differ otherwise; falling back is right in any case.
     """
 
     def __init__(
@@ -155,13 +156,13 @@ class LastFallback:
         scope: dict[str, Any] = {}
         try:
             self._same_modes = eval(f"lambda: {same_modes(scope)}", scope)
-        except Unsupported:  # under a mode of a stranger's
+        except Unsupported:  # under a foreign mode
             self._same_modes = bool
 
     def is_for(
         self, args: tuple[object, ...], kwargs: dict[str, object], module: torch.nn.Module | None
     ) -> bool:
-        """Check whether a call is like it, and not to be captured again."""
+        """Check whether a call is similar, and not to be captured again."""
         return (
             self.fallback.rests
             and _state(module) == self._state
@@ -187,9 +188,9 @@ def _outline(value: Any, depth: int = 5) -> object:
 
 
 class Fallbacks:
-    """Why calls of one function run in eager, by key and by reason.
+    """The reasons why calls of one function run in eager mode, by key and by reason.
 
-    What was refused for the same reason in more than `limit` kinds of calls is not tried in another kind again.
+    A reason met in more than `limit` kinds of calls stops attempts for other kinds.
     """
 
     def __init__(self, name: str, size: int, limit: int) -> None:
@@ -202,13 +203,13 @@ class Fallbacks:
         self.always: Fallback | None = None
 
     def known(self, key: object) -> Fallback | None:
-        """Why calls of that key are not compiled, as far as it is known."""
+        """Return why calls of a key are not compiled, as far as known."""
         return self._by_key.get(key, self.always)
 
     def add(self, error: CaptureError, key: object = None) -> Fallback:
-        """Keep, for all calls of a key if there is one, that they are refused."""
+        """Record a refusal, for all calls of a key if given."""
         place = _place(error)
-        error.__cause__ = error.__context__ = None  # their tracebacks hold what the call held
+        error.__cause__ = error.__context__ = None  # their tracebacks keep the call's objects alive
         fallback = self.reasons.setdefault(str(error), Fallback(error.with_traceback(None), place))
         if key is None:
             return fallback
@@ -221,9 +222,9 @@ class Fallbacks:
         return fallback
 
     def count(self, fallback: Fallback, split: bool, quiet: bool, doubt: str = "") -> None:
-        """Count a call that falls back; the first for its reason warns, unless somebody else tells it.
+        """Count a call that falls back; the first for its reason warns, unless `quiet`.
 
-        So does the first that is not split any more, with the `doubt` why.
+        The first call no longer split warns too, with the `doubt`.
         """
         fallback.calls += 1
         fallback.splits += split
@@ -238,7 +239,7 @@ class Fallbacks:
             text = str(fallback).removeprefix(f"{type(fallback.error).__name__}: ")
             happened, semicolon, remedy = text.rpartition("; ")
             if fallback.place.endswith(_IN_LIBRARY):
-                semicolon = ""  # the remedy is for whoever can change the code
+                semicolon = ""  # the remedy is for the author of the library
             text = f"{happened or text}{fallback.place}" + (semicolon and f"; {remedy}")
             name = self._name.rpartition("<locals>.")[2]
             warning = FallbackWarning(warning_text(f"{name} {how}: {text}", _MORE), str(fallback))
@@ -250,7 +251,7 @@ _MORE = "More: sg.explain(f).fallbacks(). To stop here instead: sg.jit(f, fallba
 
 
 def _place(error: CaptureError) -> str:
-    """Return where capture met what it refuses, unless the message says it, and for a library's line the user's."""
+    """Return the place of a refusal, unless in the message, and for a library's line the user's line."""
     frames = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
     ]

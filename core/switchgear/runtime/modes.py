@@ -14,14 +14,15 @@ from switchgear.errors import Unsupported
 from switchgear.patches import replaced
 from switchgear.record.rare_modes import RARE_MODES
 
-#: The last ones: entries of one state share one, which costs less where they take turns.
+#: The most recent guards, shared by entries of equal state, which costs less where entries alternate.
 _GUARDS: deque[Any] = deque(maxlen=8)
 
 
 def modes_key(*, rare: bool = True) -> tuple[object, ...]:
-    """Everything global that a capture depends on, hashable; the rare modes too, or not.
+    """Return all global state that a capture depends on, hashable; with `rare`, the rare modes too.
 
-    Raises `Unsupported` under a foreign function mode.
+    Raises:
+        Unsupported: a foreign function mode is active.
     """
     return (
         torch.is_grad_enabled(),
@@ -31,7 +32,7 @@ def modes_key(*, rare: bool = True) -> tuple[object, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         internals.autocast_key(),
-        # what is refused there need not be elsewhere
+        # a refusal inside functorch need not apply elsewhere
         internals.inside_functorch(),
         internals.rare_modes() if rare else (),
     )
@@ -49,7 +50,7 @@ def _device(mode: object) -> str:
 
 @contextlib.contextmanager
 def rare_modes_watched() -> Iterator[None]:
-    """Inside, `RARE_MODES.matter` says whether what is compiled so far may depend on `internals.rare_modes`."""
+    """Have `RARE_MODES.matter` tell whether the code compiled so far may depend on `internals.rare_modes`."""
 
     def note() -> None:
         RARE_MODES.matter = True
@@ -62,9 +63,9 @@ def rare_modes_watched() -> Iterator[None]:
 
 
 def same_modes(scope: dict[str, object]) -> str:
-    """A cheap condition that the global state is what it is now, as far as it matters; what it needs goes to `scope`.
+    """Return a cheap condition that the relevant global state is unchanged; add its names to `scope`.
 
-    It may be false for a state that `modes_key` does not tell from this one.
+    The condition may be false for a state that has the same `modes_key`.
     """
     rare, get_count = RARE_MODES.matter, internals.function_mode_count
     guard = next((known for known in _GUARDS if known.check()), None)
@@ -73,7 +74,7 @@ def same_modes(scope: dict[str, object]) -> str:
         _GUARDS.append(guard)
     key, count = modes_key(rare=rare), get_count()
     scope["key_is_same"] = lambda: get_count() == count and modes_key(rare=rare) == key
-    # the C++ guard sees no default device, and looks at what changes no result too, such as the number of threads
+    # the C++ guard ignores the default device, and checks irrelevant state too, such as the number of threads
     if count or not guard.check():
         return "key_is_same()"
     scope |= {

@@ -1,4 +1,4 @@
-"""What a trace takes for granted about a module beside its tensors: training flags and hooks."""
+"""Guards on modules other than on their tensors: training flags, hooks and structure."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def modules_key(parts: Iterable[torch.nn.Module]) -> tuple[Any, ...]:
-    """Training flags and hooks of modules and of all modules, hashable."""
+    """Return training flags and hooks of modules, and global hooks, hashable."""
     return (*map(len, internals.global_module_hooks()), *map(_part_key, parts))
 
 
 def modules_guard(
     parts: Sequence[torch.nn.Module], fetched: Container[tuple[torch.nn.Module | None, str]]
 ) -> Callable[[], bool]:
-    """A check that training flags, hooks, names and what is None are as they are now, and the submodules the same.
+    """Return a check that training flags, hooks, names, None entries and submodules are unchanged.
 
-    What is `fetched` for the call, by its module and name there, is known to be a tensor. Modules are not held, and
-    known by their ids: none of them may be gone.
+    Entries `fetched` for the call, by module and name, are known to be tensors. The check does not keep modules alive.
+    It identifies them by their ids, so all must still exist.
     """
     key, everywhere = modules_key(parts), internals.global_module_hooks()
     if any_hooks(parts) or any("training" not in part.__dict__ for part in parts):
         known = [*map(Known, parts)]
         return lambda: modules_key(still_there(known)) == key
     forwards = [(own, own()) for part in parts for own in _own_forwards(part)]
-    # what an instance has already is among those
+    # a forward of the instance itself is covered by `forwards`
     states = [
         (
             state,
@@ -95,10 +95,10 @@ def modules_guard(
 
 
 class _Versions:
-    """Whether modules are as they were: a few µs for hundreds, as long as nobody writes to their `__dict__`s.
+    """A check whether modules are unchanged: a few µs for hundreds, while their `__dict__`s are not written to.
 
-    `unread` are the dicts of parameters and buffers of which not all are fetched. `light` is asked beside, `full` where
-    one of these was written to.
+    `unread` are the dicts of parameters and buffers that are not fetched completely. `light` is an additional check;
+    `full` decides after a write to one of the dicts.
     """
 
     def __init__(
@@ -138,12 +138,12 @@ class _Versions:
         return True
 
 
-#: Those that entries have: entries that ask the same share one, which costs less where they take turns.
+#: The checks of entries: equal checks are one shared object, which costs less where entries alternate.
 _CHECKS: WeakValueDictionary[tuple[Any, ...], _Versions] = WeakValueDictionary()
 
 
 def is_uninitialised(module: torch.nn.Module) -> bool:
-    """Whether lazy parts of a module are still to make their parameters, which their first call does."""
+    """Check whether lazy submodules have yet to create their parameters, as their first call does."""
     return any(
         isinstance(part, LazyModuleMixin) and part.has_uninitialized_params()
         for part in module.modules()
@@ -151,7 +151,7 @@ def is_uninitialised(module: torch.nn.Module) -> bool:
 
 
 def any_hooks(parts: Iterable[torch.nn.Module]) -> bool:
-    """Whether one of these modules has hooks, or all modules have."""
+    """Check whether a module of `parts` has hooks, or global module hooks exist."""
     return any(internals.global_module_hooks()) or any(map(_part_hooks, parts))
 
 
@@ -160,7 +160,7 @@ def _part_hooks(part: torch.nn.Module) -> list[tuple[Any, ...]]:
 
 
 def _own_forwards(part: torch.nn.Module) -> list[Callable[[], Any]]:
-    """What gives the forward that an instance has, or may have, in place of its class's."""
+    """Return getters of the forward that an instance has, or may have, in place of its class's."""
     own: list[Callable[[], Any]] = []
     if "forward" in part.__dict__:
         own.append(partial(part.__dict__.get, "forward"))

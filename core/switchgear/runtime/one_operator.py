@@ -1,6 +1,6 @@
-"""One operator: a forward that runs under PyTorch's own autograd, whose backward is then what the trace says.
+"""One operator: a forward under PyTorch's own autograd, with the same backward as the trace.
 
-A node of ours costs more than such an operator.
+A node of Switchgear costs more than such an operator.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from switchgear.runtime.execution import is_pytorch, lines_of
 
 
 def is_one_operator(training: Training, selection: Selection) -> bool:
-    """Whether the forward is one operator of PyTorch's, and the backward PyTorch's formula for it and its kernels.
+    """Check whether the forward is one PyTorch operator, and the backward PyTorch's own formula and kernels.
 
-    So it is where nobody brings a rule, fuses, has a pass that changed something or has values compared or budgeted.
+    Conditions: no plugin adds a rule, a region or an effective pass, and neither `check` nor `memory` is set.
     """
     rules = [choice.owner for choice in training.joint.choices if choice.owner != "decomposition"]
     forward = lines_of(training.forward)
     if rules != ["derived"] or len(forward) != 1 or selection.check or selection.memory != "auto":
         return False
-    if training.parts.prices.overwritten:  # of what stands for `copy_` PyTorch has no formula
+    if training.parts.prices.overwritten:  # PyTorch has no formula for the substitute of `copy_`
         return False
-    # else there may be a region, which takes long to compile, and maybe in vain
+    # otherwise there may be a region, which takes long to compile, perhaps in vain
     if may_have_regions(training.parts.backward, selection):
         return False
     lines = (*forward, *lines_of(training.backward))

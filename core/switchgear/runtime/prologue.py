@@ -1,7 +1,7 @@
-"""The prologue: does an entry fit a call, and which tensors does it take from it?
+"""The prologue: whether an entry fits a call, and the tensors that the entry takes from the call.
 
-One list of `Guard`s, joined to one generated function. It takes the arguments apart exactly as their structures
-compare (types, lengths, keys and the types of keys, for 1 == True), compares the Python values, fetches module state by
+One list of `Guard`s becomes one generated function. The function flattens the arguments as strictly as their structures
+compare (types, lengths, keys and types of keys, because 1 == True). It compares Python values, fetches module state by
 a prepared list, and checks the metadata of all tensors in one call of C++.
 """
 
@@ -41,13 +41,13 @@ from switchgear.source_text import plain
 _IS_VIEW = torch.Tensor._is_view
 
 
-#: What a call comes to that an entry does not fit.
+#: The result of a call that an entry does not fit.
 MISS: Any = type("Miss", (), {})()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prologue:
-    """Whether an entry fits a call."""
+    """The test whether an entry fits a call."""
 
     guards: tuple[Guard, ...]
     _opening: tuple[str, ...]
@@ -57,20 +57,20 @@ class Prologue:
     def before(
         self, lines: Sequence[str], scope: Mapping[str, object], miss: object = MISS
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        """A function of arguments: these lines, which see the trace's `inputs`; `miss` where a call does not fit."""
+        """Return a function of a call's arguments: it runs these lines, with `inputs` defined, or returns `miss`."""
         met = " and ".join([f"({guard.condition})" for guard in self.guards])
         return self._function([f"if not ({met}): return miss", *self._taken], lines, scope, miss)
 
     def _function(
         self, tests: Iterable[str], lines: Iterable[str], scope: Mapping[str, object], miss: object
     ) -> Callable[..., Any]:
-        # what is gone is a parameter, or the registration of a class
+        # a KeyError means a removed parameter, or a class that is no longer registered
         tests = [f"    {line}" for line in (*self._opening, *tests)]
         body = ["try:", *tests, "except KeyError:", "    return miss", *lines]
         return generated("call(args, kwargs)", body, {**self._scope, **scope, "miss": miss})
 
     def listed(self) -> list[str]:
-        """What the entry asks of a call, in words."""
+        """Return the guards on a call, in words."""
         lines = [
             guard.listed() if guard.listed else [f"not changed: {guard.reason()}"]
             for guard in self.guards
@@ -80,7 +80,7 @@ class Prologue:
     def why_not(
         self, args: tuple[object, ...], kwargs: dict[str, object], leaves: Sequence[object]
     ) -> str:
-        """What is otherwise in a call that the entry does not fit."""
+        """Return the difference by which the entry does not fit a call."""
         tests = [f"if not ({one.condition}): return {n}" for n, one in enumerate(self.guards)]
         first_miss = self._function(tests, ["return miss"], {}, None)
         number: int | None = first_miss(args, kwargs)
@@ -90,7 +90,7 @@ class Prologue:
 
 
 class Inputs(tuple[torch.Tensor, ...]):
-    """The trace's input tensors of a call, and the objects among its arguments."""
+    """The input tensors of a trace in a call, and the objects among the call's arguments."""
 
     objects: tuple[object, ...]
 
@@ -108,9 +108,11 @@ def make_prologue(
     tensors: list[torch.Tensor],
     unread: Container[int] = (),
 ) -> Prologue:
-    """The prologue of the entry captured for these arguments; `tensors` are the trace's inputs at that time.
+    """Return the prologue of the entry captured for these arguments.
 
-    The values at the places `unread` among the arguments may be any.
+    Args:
+        tensors: the trace's inputs at the capture.
+        unread: positions of arguments whose values may be any.
     """
     guards = (
         *_argument_guards(captured, leaves, unread),
@@ -130,7 +132,7 @@ def make_prologue(
 
 
 def generated(head: str, body: Iterable[str], scope: dict[str, Any]) -> Callable[..., Any]:
-    """A function that runs on every call, of these lines; `head` is its name and parameters."""
+    """Return a function for the hot path from these lines; `head` is its name and parameters."""
     name = head.partition("(")[0]
     source = "\n    ".join([f"def {head}:", *body])
     exec(compile(source, f"<switchgear {name}>", "exec"), scope)
@@ -166,7 +168,7 @@ def _argument_guards(
 
 
 def _value_guard(index: int, value: object) -> Guard:
-    """That an argument is a Python value that `value_key` does not tell from this one."""
+    """Return the guard that `value_key` of an argument is unchanged."""
     name, why = f"a{index}", f"argument {index} was {value!r}"
     if value is None or value is True or value is False:
         return Guard(f"{name} is {value}", why)
@@ -182,8 +184,8 @@ def _value_guard(index: int, value: object) -> Guard:
 
 
 def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[Guard]:
-    """On the metadata of all input tensors, which are fetched here, modules, global modes and sizes."""
-    # first, for it is by these that most calls do not fit
+    """Return guards on the metadata of all input tensors, fetched here, and on modules, modes and sizes."""
+    # first, because most misses fail here
     scope: dict[str, object] = {"check": internals.tensor_guards(tensors, *_layouts(captured))}
     sources = "".join(
         [f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)]
@@ -210,7 +212,7 @@ def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[G
 
 
 def _changed_tensor(captured: Captured, leaves: Sequence[object]) -> str:
-    """Which input has another layout in a call, and what of it."""
+    """Return which input has another layout in a call, and the difference."""
     for source, proxy in (
         zip(captured.sources, captured.trace.inputs, strict=True) if leaves else ()
     ):
@@ -245,7 +247,7 @@ _LAYOUT: dict[str, Callable[[Any], Any]] = {
 def _layouts(
     captured: Captured,
 ) -> tuple[list[list[int | None]], list[list[int | None]]] | tuple[()]:
-    """Sizes and strides of the inputs, None where they are symbolic; nothing where none is."""
+    """Return sizes and strides of the inputs, None where symbolic; empty if no size is."""
     if captured.sizes is None:
         return ()
     inputs = captured.trace.inputs
@@ -256,7 +258,7 @@ def _layouts(
 
 
 def _fetched(source: InputSource, number: int, scope: dict[str, object]) -> str:
-    """The expression that gives the tensor of an input; what it needs is entered into `scope`."""
+    """Return the expression for the tensor of an input; add its names to `scope`."""
     if isinstance(source, Argument):
         return f"a{source.index}"
     if isinstance(source, Closure):
@@ -277,12 +279,12 @@ def _fetched(source: InputSource, number: int, scope: dict[str, object]) -> str:
 
 
 def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Iterator[Guard]:
-    """What the trace depends on beside the metadata of its inputs, as far as it does: aliasing, leaves, offsets."""
+    """Return guards on relations between inputs that matter to the trace: aliasing, leaves, offsets."""
     outputs, leaves_matter = (
         captured.outputs,
         captured.matters.leaves or bool(captured.outputs.mutations),
     )
-    # what the check of the metadata has not settled: a tensor that requires no grad is a leaf
+    # not settled by the metadata check, because only a tensor that requires no grad is surely a leaf
     grown = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
 
     def guard(name: str, why: str, ask: Callable[[Sequence[torch.Tensor]], object]) -> Guard:
@@ -295,7 +297,7 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
         known = guard(
             "sharing", "which inputs share memory", lambda inputs: [*sharing(inputs, written)]
         )
-        if internals.none_share_storage(tensors):  # which one call of PyTorch's tells
+        if internals.none_share_storage(tensors):  # one call of PyTorch tells
             condition, scope = (
                 f"apart(inputs) or {known.condition}",
                 {"apart": internals.none_share_storage},
@@ -310,7 +312,7 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
         )
     if captured.matters.bases and grown:
         why = "which inputs are views of tensors that do not require grad"
-        pick = itemgetter(*grown, grown[0])  # a tuple, of one, too
+        pick = itemgetter(*grown, grown[0])  # a tuple also for a single index
         yield guard(
             "constants",
             why,

@@ -1,4 +1,4 @@
-"""Random streams of programs with late checks: one that raises leaves them as they were."""
+"""Random streams of programs with late checks: a check that raises restores the streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Run = Callable[[Sequence[torch.Tensor]], Any]
 
 
 def streams_before_late_checks(trace: Trace) -> list[torch.Generator]:
-    """Return the streams that a trace draws from, if a check follows that cannot come first."""
+    """Return the streams that a trace draws from, if a later check cannot be moved to the start."""
     lines = [*leaves_of(trace.bound_symbols)]
     if not any(LATE in line.tags for line in lines):
         return []
@@ -29,7 +29,7 @@ def streams_before_late_checks(trace: Trace) -> list[torch.Generator]:
 
 
 def rewinding(run: Run, streams: Sequence[torch.Generator]) -> Run:
-    """Return the same program, which after a check that raises has drawn nothing."""
+    """Return a program that restores the streams when a check raises."""
 
     def run_rewinding(inputs: Sequence[torch.Tensor]) -> Any:
         states = [stream.get_state() for stream in streams]

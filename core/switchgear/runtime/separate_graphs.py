@@ -1,6 +1,7 @@
-"""Separate graphs: outputs of a call that share none of eager's nodes have a backward each, though one node has all.
+"""Separate graphs: outputs of a call that share no eager node have separate backwards, despite one common node.
 
-PyTorch lets go of all that the node has saved when the first has run; what the others need is kept until theirs has.
+PyTorch frees all saved tensors of the node after the first backward. Tensors for other outputs are kept until their
+backward.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from switchgear.ir.trace import Trace
 
 
 class SeparateGraphs:
-    """Which outputs of a node have a graph of their own, and which saved values those need."""
+    """Outputs of a node with graphs of their own, and the saved tensors of those graphs."""
 
     def __init__(self, training: Training) -> None:
         trace, outputs = training.prepared, training.ends[: training.joint.count]
         names = [{p.name} if p is not None and p.requires_grad else set() for p in outputs]
-        #: What eager has nodes for, by output, and all that it is computed from.
+        #: By output, the values with eager nodes upstream, and all values upstream.
         self._nodes = [_upstream(one, trace, nodes=True) for one in names]
         self._needs = [_upstream(one, trace, nodes=False) for one in names]
         self._saved = [proxy.name for proxy in training.saved]
         self._needed: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def keep(self, ctx: Any, arrived: Sequence[int], saved: Sequence[torch.Tensor]) -> None:
-        """After a backward of some outputs keep what those need that share no node with it, nor with one before."""
+        """Keep, after a backward of some outputs, the saved tensors of outputs without a common node with past
+        backwards."""
         gone = tuple(sorted({*arrived, *getattr(ctx, "gone", ())}))
         if gone not in self._needed:
             others = {i for i in range(len(self._nodes)) if self._is_apart(i, gone)}
@@ -41,7 +43,7 @@ class SeparateGraphs:
             ctx.gone = gone
 
     def kept(self, ctx: Any, arrived: Sequence[int]) -> list[Any] | None:
-        """The saved values for a backward of other outputs, None where they do not need one; None if it is too late."""
+        """Return the saved tensors for a backward of other outputs, None for unneeded tensors; None if too late."""
         kept, gone = getattr(ctx, "kept", {}), getattr(ctx, "gone", ())
         if not kept or not all(self._is_apart(i, gone) for i in arrived):
             return None
@@ -57,7 +59,7 @@ class SeparateGraphs:
 
 
 def _upstream(names: set[str], trace: Trace, *, nodes: bool) -> set[str]:
-    """What values are computed from: of what eager has nodes for what these give, else all, inputs too."""
+    """Return the values upstream of `names`: with `nodes`, values of eager nodes alone, else all, inputs too."""
     found, wanted = set[str](), {*names}
     for line in reversed(trace.bound_symbols):
         made = {p.name for p in line.outputs if p.requires_grad or not nodes}

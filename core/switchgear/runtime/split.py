@@ -1,4 +1,4 @@
-"""Splitting: TorchDynamo takes apart what capture refuses, and each graph that it finds is compiled by itself."""
+"""Splitting: TorchDynamo splits a function that capture refuses, and each graph is compiled separately."""
 
 from __future__ import annotations
 
@@ -35,46 +35,46 @@ class GraphCompiler(Protocol):
         """Run the graph."""
 
 
-#: What compiles a graph, by its name, for the dynamic dimensions of the tensors among its parameters.
+#: A function that compiles a graph, given the dynamic dimensions of tensor parameters, and a name.
 CompileGraph = Callable[[fx.GraphModule, Mapping[str, frozenset[int]], str], GraphCompiler]
 
 
-#: Seen with PyTorch 2.13: TorchDynamo goes on with the dimensions that a tensor had before.
+#: Seen with PyTorch 2.13: TorchDynamo continues with the previous dimensions of the tensor.
 _RESHAPES = {"unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_"}
 
 
-#: Code is converted so often, for so many kinds of calls.
+#: The limit on conversions of one code object, for different kinds of calls.
 _CONVERSIONS = 16
 
-#: So many calls run in parts before any is timed, and so many are timed of each way to run it.
+#: The number of split calls before any is timed, and the number of timed calls per variant.
 WARM, TIMED = 32, 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
-    """A graph that TorchDynamo found, and how many calls there are in it."""
+    """A graph that TorchDynamo found, and the number of its calls."""
 
     compiler: GraphCompiler
     operators: int
-    #: The first line of the user's that it comes from.
+    #: The first of the user's lines that the graph comes from.
     line: str = ""
 
     @property
     def refusals(self) -> list[str]:
-        """Why it runs in eager, if it does."""
+        """The reasons why the graph runs in eager mode, if any."""
         reasons = self.compiler.fallbacks.reasons.values()
         return [str(one).partition("\n")[0] for one in reasons if one.calls]
 
     @property
     def is_compiled(self) -> bool:
-        """Whether executors run it in every call so far."""
+        """Whether executors ran the graph in every call so far."""
         return self.compiler.last is not None and not self.refusals
 
 
 class Split:
-    """What TorchDynamo makes of one function.
+    """A function as split by TorchDynamo.
 
-    Calls without gradients on a CPU run the parts or the function itself, as soon as it is known which takes less time.
+    Calls without gradients on a CPU run the parts or the original function, as soon as the faster is known.
     """
 
     def __init__(
@@ -92,25 +92,25 @@ class Split:
         self._function = function
         self._dynamic = dynamic
         self._doubts = Doubts(function, call)
-        #: Why calls run as they are from now on, if they do.
+        #: Why calls are not split from now on; empty if they are.
         self.doubt = self._doubts.reason
         self._conversions: Counter[types.CodeType] = Counter()
         self._own: tuple[object, object] | None = None
         self._parts: Callable[..., object]
         self._calls = 0
         self._seconds: tuple[list[float], list[float]] = [], []
-        #: The time of the parts to that of the function itself, once it is known.
+        #: The time of the parts divided by the time of the original function, once known.
         self.ratio: float | None = None
 
     def trust(self) -> str:
-        """Return why a call is not run in parts, empty if it is; before it runs."""
+        """Return why a call is not split, before the call runs; else empty."""
         self.doubt = self.doubt or self._doubts.changed()
         return self.doubt
 
     def run(self, *args: object, **kwargs: object) -> object:
-        """Run the parts, or the function itself where that was faster, or while all modules have hooks.
+        """Run the parts, or the original function where that was faster or global module hooks exist.
 
-        TorchDynamo does not notice such hooks that come or go after the first call.
+        TorchDynamo does not notice global hooks that are added or removed after the first call.
         """
         if self.doubt or any(internals.global_module_hooks()):
             return self._function(*args, **kwargs)
@@ -126,7 +126,7 @@ class Split:
                 self._distrusts,
             )
             self._parts = parts
-            self._own = state  # the last: an interrupt may come before
+            self._own = state  # last, because an interrupt may come before
         if torch.is_grad_enabled():
             return self._parts(*args, **kwargs)
         if self.ratio is None:
@@ -137,7 +137,7 @@ class Split:
         self.breaks[reason] += 1
 
     def _distrusts(self, frame: types.FrameType | None) -> bool:
-        """Whether the frame that is about to be converted, or was just now (None), is to run as it is."""
+        """Check whether a frame runs unconverted; the frame is about to be converted, or was just now (None)."""
         if not self.doubt and frame is not None:
             code, values = frame.f_code, frame.f_locals.values()
             self._conversions[code] += 1
@@ -174,7 +174,7 @@ class Split:
         self.doubt = self.doubt or _doubt_of(graph)
         if self.doubt:
             raise Unsupported(self.doubt)
-        # a graph that is refused runs in eager, where such a region takes what it wrote itself for overwritten
+        # a refused graph runs in eager mode, where such a region treats its own write as an overwritten value
         if any(part is not graph and _writes(part) for part in graph.modules()):
             raise Unsupported("a write inside a region of torch.utils.checkpoint, or one like it")
         if _reads_under_other_mode(graph):
@@ -200,19 +200,19 @@ def _writes(part: torch.nn.Module) -> bool:
 
 
 def _reads_under_other_mode(graph: fx.GraphModule) -> bool:
-    """Whether attributes are read and grad mode is changed: `x.mT`, made under `no_grad` and returned.
+    """Check whether attributes are read and grad mode is changed: `x.mT`, made under `no_grad` and returned.
 
-    Seen with PyTorch 2.13: TorchDynamo reads it once more behind the graph, where grad mode is on.
+    Seen with PyTorch 2.13: TorchDynamo reads the attribute again behind the graph, where grad mode is on.
     """
     called = {node.target for node in graph.graph.nodes if _is_call(node)}
     return getattr in called and internals.set_grad_enabled in called
 
 
 def _applies_function(graph: fx.GraphModule) -> bool:
-    """Whether an autograd.Function is called.
+    """Check whether an autograd.Function is called.
 
-    A graph behind it is one node of autograd's: where that has no gradient for what the Function made, PyTorch runs the
-    Function's backward on zeros, which eager's graph does not come to.
+    A later graph is one autograd node. If that node has no gradient for the Function's output, PyTorch runs the
+    Function's backward on zeros; eager's graph does not reach the Function.
     """
     return any(
         getattr(node.target, "__name__", "") == "autograd_function_apply"
@@ -221,7 +221,7 @@ def _applies_function(graph: fx.GraphModule) -> bool:
 
 
 def _doubt_of(graph: fx.GraphModule) -> str:
-    """Return why the function of a graph is not split, by the code that was traced and by the graph; empty if it is."""
+    """Return why the function of a graph is not split, by the traced code and by the graph; empty if it is."""
     codes = internals.traced_code()
     reason = next(filter(None, map(of_code, codes)), "")
     targets = [node.target for part in graph.modules() for node in _nodes(part) if _is_call(node)]
@@ -243,7 +243,7 @@ def _codes_of_functions() -> set[types.CodeType]:
 
 
 def _line_of(graph: fx.GraphModule) -> str:
-    """Return the first line of the user's that a graph comes from, as file:line."""
+    """Return the first of the user's lines that a graph comes from, as file:line."""
     for node in graph.graph.nodes:
         lines = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
         user = [f"{file}:{number}" for file, number in lines if not is_own_file(file)]
@@ -253,9 +253,9 @@ def _line_of(graph: fx.GraphModule) -> str:
 
 
 def _with_own_code(function: Callable[..., object]) -> Callable[..., object]:
-    """Return a function with code of its own: TorchDynamo keeps what it makes, and counts it, by code.
+    """Return a copy of a function with its own code: TorchDynamo caches and counts by code.
 
-    Closures of one factory have one code, and that is looked through from end to end.
+    Closures of one factory share one code object, whose cache entries are searched linearly.
     """
     if isinstance(function, types.MethodType):
         return types.MethodType(_with_own_code(function.__func__), function.__self__)
@@ -279,8 +279,8 @@ def _is_call(node: fx.Node) -> bool:
 def graph_runner(
     graph: fx.GraphModule, inputs: Sequence[object], compile_graph: CompileGraph, name: str = ""
 ) -> tuple[GraphCompiler, Callable[..., object]]:
-    """The compiler of a graph of TorchDynamo's, and what takes the arguments that TorchDynamo gives."""
-    # a copy: TorchDynamo still goes by the placeholders of its own
+    """Return the compiler of a TorchDynamo graph, and a callable for the arguments that TorchDynamo passes."""
+    # a copy: TorchDynamo still uses the placeholders of its own graph
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph.graph, {}))
     for node in copy.nodes:
@@ -288,7 +288,7 @@ def graph_runner(
             node.target = run_region
     graph = fx.GraphModule(graph, copy)
     kept, dynamic = _without_sizes(graph, inputs)
-    # its code is written now: a graph of TorchDynamo's would do it in the first call, while that is captured
+    # its code is generated now: TorchDynamo's graph would do so in the first call, during the capture
     compiler = compile_graph(fx.GraphModule(graph, graph.graph), dynamic, name)
     if len(kept) == len(inputs):
         return compiler, compiler
@@ -296,7 +296,8 @@ def graph_runner(
 
 
 def run_region(graph: fx.GraphModule, *args: object, **options: object) -> object:
-    """Run a region of `torch.utils.checkpoint` as eager does: TorchDynamo's operator draws other numbers again."""
+    """Run a region of `torch.utils.checkpoint` as eager does: TorchDynamo's operator draws new numbers when
+    recomputing."""
     context_fn = graph.meta.get("_checkpoint_context_fn", noop_context_fn)
     options |= {"use_reentrant": False, "context_fn": context_fn}
     return checkpoint(graph, *args, **options)  # type: ignore[arg-type]
@@ -305,11 +306,11 @@ def run_region(graph: fx.GraphModule, *args: object, **options: object) -> objec
 def _without_sizes(
     graph: fx.GraphModule, inputs: Sequence[object]
 ) -> tuple[list[int], Mapping[str, frozenset[int]]]:
-    """Let a graph ask its tensors for the sizes that it is given; the other inputs, and which dimensions vary."""
+    """Replace size inputs of a graph by sizes of its tensors; return the other inputs, and the dimensions that vary."""
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     dynamic, homes = {}, dict[str, tuple[fx.Node, int]]()
     for node, given in zip(nodes, inputs, strict=True):
-        # the inputs themselves may be those of the call at hand, whose sizes are numbers
+        # the inputs themselves may belong to the current call, whose sizes are numbers
         value = node.meta.get("example_value", given)
         shape: Sequence[object] = value.shape if isinstance(value, torch.Tensor) else ()
         dims = [dim for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)]

@@ -1,4 +1,4 @@
-"""Tracebacks of errors that calls raise: they show the user's frames in their place, and none of ours."""
+"""Tracebacks of errors from calls: they show the user's frames, and none of Switchgear's."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from switchgear.ir.symbol import Source
 from switchgear.ir.trace import SOURCES
 from switchgear.record.recorder import active_recorder
 
-#: Set to 1, it leaves tracebacks as they are.
+#: The variable that leaves tracebacks unchanged if set to 1.
 FULL_VARIABLE = "SWITCHGEAR_FULL_TRACEBACK"
 _OWN = (f"{pathlib.Path(__file__).parent.parent}{os.sep}", "<switchgear ")
 
 
 def hide_own_frames(error: BaseException | None) -> None:
-    """Leave out our frames of an error and of its causes; a compiled line stands as the user's line it comes from.
+    """Remove Switchgear's frames from an error and its causes; a compiled line appears as its user's line.
 
-    Inside a capture, where the frames tell whose fault an error is, it stays as it is.
+    Inside a capture the traceback stays unchanged, because the frames tell whose fault an error is.
     """
     if os.environ.get(FULL_VARIABLE) == "1" or active_recorder() is not None:
         return
@@ -29,7 +29,7 @@ def hide_own_frames(error: BaseException | None) -> None:
         cause = error.__cause__
         is_of_fakes = cause is None or type(cause).__module__.startswith("torch._")
         if isinstance(error, CaptureError) and is_of_fakes:
-            error.__cause__ = None  # nor is the context shown then: the message says all of it
+            error.__cause__ = None  # the context is not shown either: the message is complete
         error = error.__cause__
 
 
@@ -44,7 +44,7 @@ def place_of(error: BaseException) -> str:
 
 
 def _of_the_user(below: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without our frames, nor those of the standard library that we call."""
+    """Return a traceback without Switchgear's frames, and without frames of the standard library below them."""
     frames: list[tuple[types.TracebackType, bool]] = []
     is_own = False
     while below is not None:
@@ -57,7 +57,7 @@ def _of_the_user(below: types.TracebackType | None) -> types.TracebackType | Non
         source = _source(one)
         if source is not None:
             for place in (source, *source.callers):
-                # no instruction: it has columns, which are those of another line
+                # no instruction: its columns would belong to another line
                 shown = types.TracebackType(shown, _frame(place), -1, place.line)
         elif not is_own:
             shown = types.TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
@@ -65,7 +65,7 @@ def _of_the_user(below: types.TracebackType | None) -> types.TracebackType | Non
 
 
 def _source(one: types.TracebackType) -> Source | None:
-    """The user's line that a line of a compiled program comes from, if it is one."""
+    """Return the user's line that a line of a compiled program comes from, if any."""
     sources = one.tb_frame.f_globals.get(SOURCES)
     if sources is None or not one.tb_frame.f_code.co_filename.startswith(_OWN[1]):
         return None
@@ -74,7 +74,7 @@ def _source(one: types.TracebackType) -> Source | None:
 
 
 def _frame(source: Source) -> types.FrameType:
-    """A frame in the function of a source."""
+    """Return a frame in the function of a source."""
     space: dict[str, types.FrameType] = {}
     code = compile("import sys; frame = sys._getframe()", source.file, "exec")
     exec(code.replace(co_name=source.function), space)

@@ -1,6 +1,6 @@
-"""Varying sizes: what has changed between calls of a function is symbolic from the second capture on, and only that.
+"""Varying sizes: sizes that changed between calls are symbolic from the second capture on, and no others.
 
-Integers in Python's objects, such as counters, are sizes too: of an input that is one element, expanded to so many.
+Integers in Python objects, such as counters, count as sizes: of an input of one element, expanded to the integer.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from switchgear.record.sizes import Marks
 from switchgear.record.structure import Structure
 from switchgear.runtime.entry import Entry
 
-#: The structure of the arguments, and how many dimensions the tensors among them have.
+#: The structure of the arguments, and the numbers of dimensions of tensors among them.
 Kind = tuple[Structure, tuple[int | None, ...]]
-#: A number is symbolic so often in vain: the first time, sizes that go with it may not have changed yet.
+#: The limit on vain attempts with a symbolic number: at first, related sizes may not have changed yet.
 _PATIENCE = 4
 
 
 def kind_of(spec: Structure, leaves: list[object]) -> Kind:
-    """What calls have to be of, for their sizes to be compared."""
+    """Return the kind of a call: sizes are compared between calls of one kind."""
     ranks = [leaf.dim() if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
     return spec, tuple(ranks)
 
 
 class VaryingSizes:
-    """The dimensions that have had several sizes in calls of one kind."""
+    """The dimensions with several sizes in calls of one kind."""
 
     def __init__(self) -> None:
         self._marks: dict[Kind, dict[int | str, frozenset[int]]] = {}
         self._fixed: set[Kind] = set()
-        #: How often numbers were symbolic in vain.
+        #: The number of vain attempts with symbolic numbers.
         self._in_vain: Counter[int | str] = Counter()
 
     def marks(self, kind: Kind) -> Marks:
-        """What is known of calls of that kind."""
+        """Return the dimensions marked as varying for calls of a kind."""
         return self._marks.get(kind, {})
 
     def give_up(self, kind: Kind) -> None:
-        """Calls of that kind cannot be compiled for several sizes, or numbers, if there are symbolic ones."""
+        """Stop symbolic numbers for calls of a kind, or symbolic sizes if there are no symbolic numbers."""
         marks = self._marks.pop(kind, {})
         numbers = {place for place in marks if isinstance(place, str)}
         if not numbers:
@@ -53,7 +53,7 @@ class VaryingSizes:
         self._in_vain.update(dict.fromkeys(numbers, _PATIENCE))
 
     def notice(self, kind: Kind, leaves: list[object], entries: Iterable[Entry]) -> Marks:
-        """Compare a call that fits no entry with the one before that can be compared."""
+        """Compare a call that fits no entry with the most recent comparable entry."""
         if kind in self._fixed:
             return {}
         differences = (_changed(entry, leaves) for entry in entries if entry.spec == kind[0])
@@ -64,7 +64,7 @@ class VaryingSizes:
         return self.marks(kind)
 
     def decide(self, kind: Kind, paths: Iterable[str]) -> None:
-        """These numbers in Python's objects are asked for as they are: symbolic, they would be captured in vain."""
+        """Count numbers in Python objects whose exact values are needed: symbolic, they are captured in vain."""
         for path in paths:
             self._in_vain[path] += 1
             if self._in_vain[path] >= _PATIENCE:
@@ -72,9 +72,9 @@ class VaryingSizes:
 
 
 def _changed(entry: Entry, leaves: list[object]) -> dict[int | str, frozenset[int]] | None:
-    """Which dimensions of the inputs of an entry have other sizes in a call; None if more is different than sizes.
+    """Return the input dimensions with other sizes in a call; None if more than sizes differs.
 
-    Where the sizes are the same, `~dim` says that it has another stride.
+    Where the sizes are equal, `~dim` marks another stride.
     """
     changed: dict[int | str, frozenset[int]] = {}
     pairs = zip(entry.captured.sources, entry.captured.trace.inputs, strict=True)

@@ -11,17 +11,17 @@ from switchgear.ir.printing import BOXED
 from switchgear.ir.symbol import BOX, DEL, BoundSymbol, map_proxies
 from switchgear.record.sizes import concrete
 
-#: Runs one line on its arguments; sees the values that are alive, by name. What is boxed is in the arguments alone.
+#: Runs one line on its arguments; sees the live values by name. Boxed values are in the arguments alone.
 Run = Callable[[BoundSymbol, tuple[Any, ...], dict[str, Any], Mapping[str, Any]], Any]
 
 
 def function_of(item: BoundSymbol) -> Callable[..., Any]:
-    """Return what a line calls."""
+    """Return the callable of a line."""
     return item.implementation.fn if item.implementation else item.symbol.fn
 
 
 def walk(program: Program, arguments: tuple[Any, ...], run: Run) -> Any:
-    """Return what the program's function would; `run` makes each of its calls."""
+    """Return the result of the program's function; `run` makes each of its calls."""
     trace = program.stages[-1]
     given = arguments
     if program.boxed:
