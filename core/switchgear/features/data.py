@@ -1,11 +1,11 @@
 """Data: Python values and shapes that depend on the contents of the call's tensors, and the checks that guard them.
 
-A capture knows metadata alone. When code reads data, the necessary lines are computed on the tensors of the call;
-such lines must not draw random numbers. The trace gets a check of the value, and then serves only calls that pass the
-check. Indexing by a mask becomes `nonzero` and indexing by integers, so derivatives read no data. Checks stay outside
-composites and are not dead code. A failing check raises `OtherData` before the call draws or writes; a check that
-only decides whether to raise may fail as late as before the return. Without `specialize_on_data=True`, numbers and
-shapes that floats decide are `DataDependent`: they differ in each call.
+A capture knows metadata alone. When code reads data, the necessary lines are computed on the tensors of the call; such
+lines must not draw random numbers. The trace gets a check of the value, and then serves only calls that pass the check.
+Indexing by a mask becomes `nonzero` and indexing by integers, so derivatives read no data. Checks stay outside
+composites and are not dead code. A failing check raises `OtherData` before the call draws or writes; a check that only
+decides whether to raise may fail as late as before the return. Without `specialize_on_data=True`, numbers and shapes
+that floats decide are `DataDependent`: they differ in each call.
 """
 
 from __future__ import annotations
@@ -195,8 +195,7 @@ class Known:
     """Contents of the tensors of a program under capture, computed on demand.
 
     Unless the recorder `reads_inputs`, only constants are computed. With None, truth values are computed from inputs
-    too,
-    and numbers and shapes that no float decides. `outer` belongs to the enclosing capture.
+    too, and numbers and shapes that no float decides. `outer` belongs to the enclosing capture.
     """
 
     def __init__(self, outer: Known | None) -> None:

@@ -80,8 +80,7 @@ def _cleared(error: BaseException, before: Collection[Change]) -> BaseException:
     """Undo all changes except `before`; return the error to raise: an interrupt, if `error` was raised because of one.
 
     Frames of the traceback release their context managers, which would otherwise end at an arbitrary later time. Frames
-    of
-    the user keep their variables, except after an interrupt: the variables are stand-ins for tensors.
+    of the user keep their variables, except after an interrupt: the variables are stand-ins for tensors.
     """
     chain = [error]
     while chain[-1].__context__ is not None and chain[-1].__context__ not in chain:

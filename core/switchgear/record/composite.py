@@ -1,5 +1,5 @@
-"""From a torch-level call to its lines: one composite, kept whole if it wrote nothing, reads only its arguments, and
-no outside line reads its insides; otherwise its parts.
+"""From a torch-level call to its lines: one composite, kept whole if it wrote nothing, reads only its arguments, and no
+outside line reads its insides; otherwise its parts.
 """
 
 from __future__ import annotations

@@ -98,8 +98,7 @@ def value_key(value: object) -> object:
     """Return a Python value as part of a key, by type and content, without calling a method of a user's class.
 
     Floats compare by representation (nan equals nan, 0.0 differs from -0.0), ranges and slices by their parts, and
-    other
-    objects by identity.
+    other objects by identity.
     """
     kind = type(value)
     if isinstance(value, nn.Module):

@@ -15,8 +15,7 @@ def history_of(tensor: torch.Tensor) -> object:
         return (tensor.grad_fn, tensor.output_nr)
     except (RuntimeError, IndexError):
         # autograd refuses to answer, and saw nothing: a view made under no_grad whose base was written to, or whose
-        # base
-        # has become too small by a reshape in place
+        # base has become too small by a reshape in place
         return _UNSEEN
 
 

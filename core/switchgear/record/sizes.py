@@ -2,11 +2,10 @@
 
 They are PyTorch's `SymInt`s, each a separate symbol. A decision by Python, PyTorch or a pass that depends on a size
 becomes a constraint with the user's line; a call that violates the constraints is compiled separately. Estimates use
-the sizes of the captured call; no computed value may depend on them. A trace names the symbols in `numbers`, and
-passes need not know of them. Some sizes are fixed, that is constrained to their value: sizes that Python takes as
-integers (`len`, `range`), sizes in floats and in returned numbers, and sizes in a gradient formula that accepts
-numbers alone. If anything else fails, the entry is compiled without symbols; `explain` and the `RecompileWarning`
-say so.
+the sizes of the captured call; no computed value may depend on them. A trace names the symbols in `numbers`, and passes
+need not know of them. Some sizes are fixed, that is constrained to their value: sizes that Python takes as integers
+(`len`, `range`), sizes in floats and in returned numbers, and sizes in a gradient formula that accepts numbers alone.
+If anything else fails, the entry is compiled without symbols; `explain` and the `RecompileWarning` say so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stand-ins for tensors and calls allowed on them: stand-ins have no memory, and calls that read memory are refused.
 
-PyTorch raises where C asks for the address of a stand-in (`torch_private.hide_memory`). This module turns such an
-error into a refusal with the user's line. An unknown call that returns values other than tensors is refused, too.
+PyTorch raises where C asks for the address of a stand-in (`torch_private.hide_memory`). This module turns such an error
+into a refusal with the user's line. An unknown call that returns values other than tensors is refused, too.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ class Structure:
         """Return statements that flatten the `args` and `kwargs` of a call into leaves named `a0`, `a1`, ...
 
         The statements return `miss` if the structure differs. Objects that they use are added to `scope`. They raise
-        KeyError
-        for a class that is no longer registered.
+        KeyError for a class that is no longer registered.
         """
         lines: list[str] = []
         _take_parts(self, _CALL, (f"a{number}" for number in count()), scope, lines)

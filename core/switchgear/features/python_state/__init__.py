@@ -1,10 +1,10 @@
 """Python state: reads of Python objects are guarded, and writes to Python objects are repeated by every call.
 
 Capture runs the function once. Attribute reads are recorded as they happen, and the names in code are looked up when
-the code starts; each read is a guard of the entry. The content of reached objects is compared before and after.
-Changes are undone, their tensors become outputs of the trace, and every call, the first included, repeats the changes
-after it has run. Objects with invisible state are refused: iterators, generators, random streams, and objects that a
-call could not rebuild.
+the code starts; each read is a guard of the entry. The content of reached objects is compared before and after. Changes
+are undone, their tensors become outputs of the trace, and every call, the first included, repeats the changes after it
+has run. Objects with invisible state are refused: iterators, generators, random streams, and objects that a call could
+not rebuild.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), range, slice),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
-#: Ids of types whose values lead to no other object, and of types stored unchanged in any container.
-#: Ids, because classes of users may be unhashable.
+#: Ids of types whose values lead to no other object, and of types stored unchanged in any container. Ids, because
+#: classes of users may be unhashable.
 VALUES = frozenset(map(id, (bool, float, str, bytes, type(None))))
 _PLAIN = VALUES.union(map(id, (int, type, types.FunctionType, types.ModuleType)))
 #: Stand-in for a tensor: its identity matters only where the tensor is an input, which has guards of its own.

@@ -153,8 +153,7 @@ class Identities:
     """Guarded identities of every call of an entry.
 
     `ties` are pairs of places with one object; `apart` are places of different objects, none of them among `others`:
-    the
-    ids of objects that the function reaches by itself.
+    the ids of objects that the function reaches by itself.
     """
 
     ties: Sequence[tuple[Place, Place]] = ()

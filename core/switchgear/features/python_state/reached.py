@@ -1,8 +1,8 @@
 """Reached objects: the Python objects that a function may read or write, by its code, its reads and its arguments.
 
-Attributes are recorded when they are read (`recording`). Global variables, closures, defaults and attributes of
-classes and modules are found in the code of a reached function, when the code starts. A container is read as a whole.
-Functions and objects of PyTorch, NumPy and the standard library are assumed not to change.
+Attributes are recorded when they are read (`recording`). Global variables, closures, defaults and attributes of classes
+and modules are found in the code of a reached function, when the code starts. A container is read as a whole. Functions
+and objects of PyTorch, NumPy and the standard library are assumed not to change.
 """
 
 from __future__ import annotations

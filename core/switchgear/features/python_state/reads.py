@@ -58,8 +58,7 @@ class Read:
     """A place that was read: the item `key` of a dict, or the attribute of another object, and its value then.
 
     `label` is the name shown to users; `place` is the path to the owner, if each call has its own owner. The read
-    counts
-    if `code` runs, or always if `code` is None.
+    counts if `code` runs, or always if `code` is None.
     """
 
     owner: object
@@ -177,8 +176,8 @@ class State:
         self._writes_met = 0
         self.owners: tuple[object, ...] = ()
         self.fixed: tuple[tuple[object, ...]] = (self.owners,)
-        #: The guard tree, and its check of a call, given as the owners and the argument objects.
-        #: The captured call needs neither, and may be the only call.
+        #: The guard tree, and its check of a call, given as the owners and the argument objects. The captured call
+        #: needs neither, and may be the only call.
         self._root: Any = None
         self.holds: Callable[[object], object] = _is_not_known
         self._is_new = True
