@@ -279,8 +279,7 @@ def _is_its_own(function: Any, modules: frozenset[str] = _OF_THE_LIBRARY) -> boo
 
 def _is_passed(file: str) -> bool:
     """Check whether a file belongs to the standard library, to typing_extensions (called by its typing), or to tqdm
-    (called
-    by torch.fx.Interpreter of PyTorch 2.13).
+    (called by torch.fx.Interpreter of PyTorch 2.13).
     """
     path = file.replace("\\", "/")
     return is_standard(file) or "/tqdm/" in path or path.endswith("/typing_extensions.py")

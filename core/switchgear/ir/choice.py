@@ -67,9 +67,7 @@ class Choices(Listing[Choice]):
     __slots__ = ()
 
     def rows(self) -> Iterator[str]:
-        """Yield the number and text of each choice, the most frequent first, without executors that have no rule for
-        it.
-        """
+        """Yield the number and text of each choice, the most frequent first, without executors that have no rule."""
         counts = Counter(str(replace(one, declined=_objections(one))) for one in self)
         yield from [f"{count:4} x {text}" for text, count in counts.most_common()]
 

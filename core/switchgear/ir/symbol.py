@@ -43,7 +43,7 @@ EXACT = "exact"
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """Operation of a line, identified by its qualified name: a PyTorch function, an operator, or one of this package."""
+    """Operation of a line, identified by its qualified name: a PyTorch function, an operator, or a symbol of ours."""
 
     name: str
     fn: Callable[..., Any] = field(compare=False, repr=False)

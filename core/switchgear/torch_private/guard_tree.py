@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from switchgear.source_text import attribute
 from switchgear.torch_private.names import check_names, private, value_of
 
-#: From Python 3.13 on the version of an instance's `__dict__` does not cover its attributes, and PyTorch's tree assumes
+#: From Python 3.13 on the version of an instance's `__dict__` does not cover its attributes. PyTorch's tree assumes
 #: that a value found there is unchanged while the version is (2.11 to 2.15).
 HAS_INLINE_VALUES = sys.version_info >= (3, 13)
 #: From Python 3.12 on PyTorch's version of a dict stays when `update` fills an empty dict (2.11 to 2.15).
