@@ -1,15 +1,14 @@
-"""The contest: under `executors="auto"` the fastest executor of a region runs it, as measured or remembered.
+"""The contest: under `executors="auto"` the fastest executor of a region runs the region, as measured or remembered.
 
 All candidates compile the region. They run in turn with the region's operators, on random tensors of its layouts, and
-the minimum of 2 to 15 repetitions counts (`measuring`). A region takes 0.3 s if two repetitions agree, and up to 1 s if
-they differ because of other programs; times that still differ are not remembered. The user's streams, modes and
-warnings do not change. A candidate with other results than the operators is out: a warning names a file that shows the
-difference (`reproducing`).
+the minimum of 2 to 15 repetitions counts (`measuring`). A region takes 0.3 s if two repetitions agree, and up to 1 s
+while other programs cause differences; times that still differ are not remembered. The user's streams, modes and
+warnings do not change. A candidate with other results than the operators is out: a warning names a file with proof
+(`reproducing`).
 
 Similar regions are measured once. The times are kept on disk (`sg.disk_cache`, in `SWITCHGEAR_CACHE_DIR` or the user's
-folder for caches) by everything that influences them. The key holds the region, and the contestants with versions,
-options and code; also processor or GPU, threads and precision. The effect of fusion on a region's neighbours is not
-measured.
+folder for caches) by everything with an influence. The key holds the region, and the contestants with versions, options
+and code; also processor or GPU, threads and precision. The effect of fusion on a region's neighbours is not measured.
 """
 
 from __future__ import annotations

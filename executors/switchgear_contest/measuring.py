@@ -26,7 +26,7 @@ SPREAD = 1.2
 #: Minimal share of processor time of a function without interference.
 SHARE = 0.5
 
-#: Function that describes how results for some arguments differ from the expected ones; empty if equal.
+#: Function that describes a difference between results for some arguments and the expected results; empty if equal.
 Unlike = Callable[[Sequence[Any], Any, Any], str]
 
 
@@ -55,7 +55,7 @@ class _Runner:
 
     @property
     def calls(self) -> int:
-        """The number of calls in one repetition."""
+        """The number of calls in each repetition."""
         return max(1, int(BATCH / self.least)) if self.samples else 1
 
     @property

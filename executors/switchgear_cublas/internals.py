@@ -26,6 +26,6 @@ def scaled_mm(rows: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _rounded(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a row-major matrix in 8 bits, and the factor that restores it."""
+    """Return a row-major matrix in 8 bits, and the factor of its scale."""
     scale = matrix.abs().amax().float().clamp(min=torch.finfo(torch.float32).tiny) / _LARGEST
     return (matrix.float() / scale).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn).contiguous(), scale

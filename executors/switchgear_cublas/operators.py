@@ -1,9 +1,8 @@
-"""The operators of this package, one for each epilogue of cuBLASLt in use: their definition, for any device.
+"""The operators of this package, each for an epilogue of cuBLASLt: their definition, for any device.
 
-They are composites of PyTorch's operators (`CompositeImplicitAutograd`), so PyTorch infers their shapes and
-differentiates them to any order; executors that decline an operator run its parts. Below, rows are all dimensions but
-the last, flattened. A weight is laid out as in `torch.nn.Linear`, or, `transposed`, as the second argument of
-`torch.addmm`.
+They are composites of PyTorch's operators (`CompositeImplicitAutograd`), so PyTorch infers shapes and derivatives of
+any order; executors that decline an operator run its parts. Below, rows are all dimensions but the last, flattened. A
+weight is laid out as in `torch.nn.Linear`, or, `transposed`, as the second argument of `torch.addmm`.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def matmul_dgelu(grad: Tensor, weight: Tensor, z: Tensor) -> Tensor:
 
 
 def matmul_bgrad(grad: Tensor, rows: Tensor, transposed: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the gradients of a linear layer's weight and, as one row, of its bias, from that of its output."""
+    """Return the gradients of a linear layer's weight and, as a row, of its bias, from the gradient of its output."""
     product = torch.mm(rows.t(), grad) if transposed else torch.mm(grad.t(), rows)
     return product, grad.sum(0, keepdim=True)
 

@@ -1,4 +1,4 @@
-"""The passes: products and adjacent work that cuBLASLt can include become one operator of this package.
+"""The passes: products and adjacent work within cuBLASLt's reach become single operators of this package.
 
 Before differentiation: a linear layer and the following activation. Before executors claim, in the resulting backward:
 a product and the following gradient of a GELU, and the gradients of a weight and its bias.
@@ -109,7 +109,7 @@ def fuse_bias_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.T
                 reason = f"{total.output.name} is read before the gradient of the weight is made"
                 context.decline(_OWNER, total, reason)
                 continue
-            # others may read the transpose too, so that line stays; otherwise it is dead code
+            # others may read the transpose too, so its line stays, possibly as dead code
             again, rows = lines.fresh(product.inputs[0]), product.inputs[1]
             parts = (replace(transpose, output=again), replace(product, args=(again, rows)), total)
             operands = (grad, rows) if transpose.inputs[0] == grad else (grad, transpose.inputs[0], True)

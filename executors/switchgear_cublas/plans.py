@@ -1,7 +1,7 @@
 """The operators by nvmath-python, for epilogues of cuBLASLt without an entry point in PyTorch.
 
-cuBLASLt writes these results by columns, so the transposed product is computed. A plan is created once for operands of
-one kind, and kept; it holds no operand between calls.
+cuBLASLt writes these results by columns, so the transposed product is computed. A plan is created once per kind of
+operands, and kept; between calls it holds no operand.
 """
 
 from __future__ import annotations

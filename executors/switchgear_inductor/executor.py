@@ -17,7 +17,7 @@ from . import environment, loading
 from .grad_rules import rules
 from .variants import Compiled, Variants
 
-#: Operators run by a library that Inductor calls: they may join a region, but do not make it worthwhile.
+#: Operators from a library called by Inductor: allowed in a region, but no reason for a region.
 _EXTERN = frozenset(f"aten.{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
 #: Overloads known to have Inductor code without its import; so are pointwise operators of PyTorch's core set.
 _SURE_NAMES = """
@@ -69,7 +69,7 @@ class InductorExecutor(sg.FusionExecutor):
         return environment.fault()
 
     def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
-        """Accept the overloads that Inductor generates code for, or calls a library for inside that code."""
+        """Accept the overloads for which Inductor generates code, or calls a library inside generated code."""
         if not bound_symbol.is_leaf:
             return sg.Declined("its operators are claimed one by one")
         if bound_symbol.is_random:
@@ -138,7 +138,7 @@ class InductorExecutor(sg.FusionExecutor):
         return compiled[0].run if compiled and compiled[0] is not None else None
 
     def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any] | sg.Declined]:
-        """Compile regions one after another, because Inductor compiles in one thread.
+        """Compile regions in sequence, because Inductor compiles in a single thread.
 
         A failing region is left to others, with one warning.
         """

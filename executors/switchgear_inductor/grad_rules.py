@@ -1,7 +1,7 @@
 """Gradients that save two numbers per row instead of values computed from the row.
 
 PyTorch's formulas for log_softmax and nll_loss save the logarithms of all probabilities, the latter for their shape. In
-a region nothing else needs them in memory, and the backward recomputes them in the loop that reads them.
+a region nothing else needs the logarithms in memory, and the backward recomputes them inside its loop.
 """
 
 from __future__ import annotations

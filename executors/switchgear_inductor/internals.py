@@ -45,7 +45,7 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 if hasattr(os, "register_at_fork"):
     # A forked process has no threads of Inductor's pool, and waits for them: as of 2.13, Inductor recreates the pool of
-    # processes there, but not that of threads.
+    # processes there, but not the pool of threads.
     os.register_at_fork(after_in_child=AsyncCompile.pool.cache_clear)
 
 
@@ -91,7 +91,7 @@ def keeps_nothing() -> bool:
     """Check whether Inductor's code cannot be stored: by its settings, or because its later effect is unknown."""
     if config.force_disable_caches or not config.fx_graph_cache:
         return True
-    # these wrap the code once it is loaded `cudagraph_policy`: 2.11 has none ("AttributeError:
+    # these wrap the loaded code; `cudagraph_policy`: 2.11 has none ("AttributeError:
     # torch._inductor.config.cudagraph_policy does not exist")
     if config.triton.cudagraphs or getattr(config, "cudagraph_policy", None) is not None:
         return True
@@ -127,7 +127,7 @@ def found(record: Mapping[str, Any], region: Region, options: Mapping[str, Any])
 def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, Any]) -> Compiled:
     """Return a function that returns the region's outputs in their proxies' strides, for `sizes` and others.
 
-    Inductor decides on the way for which others; `sizes` serve its estimates.
+    Inductor determines the valid sizes; `sizes` serve its estimates.
     """
     env = _environment()
     mode = FakeTensorMode(shape_env=env)
@@ -142,7 +142,7 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
                 raise TypeError(f"its code would return {value.dtype} where PyTorch's kernels return {dtype}")
         return [_permuted(value, stride) for value, stride in zip(results, strides, strict=True)]
 
-    # fixed layouts are guarded already; symbolic ones are PyTorch's formulas, from which kernels may differ
+    # fixed layouts are guarded already; symbolic layouts come from PyTorch's formulas, unlike some kernels'
     with _settings({"size_asserts": bool(sizes), **options}), tracing(TracingContext(mode)):
         with mode, enable_python_dispatcher() if sizes else contextlib.nullcontext():
             inputs = _inputs(region, numbers)
@@ -210,7 +210,7 @@ def _widened(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
         if any(one.dtype is torch.float32 for one in tensors):
             wide = tuple([one.float() if isinstance(one, torch.Tensor) else one for one in args])
         result, *others = formula(*wide)
-        # running statistics, as one batch norm returns them
+        # running statistics of a batch norm
         others[2:] = [new.to(args[3].dtype) for new in others[2:]]
         return (None if result is None else result.to(given.dtype), *others)
 
@@ -238,7 +238,7 @@ def _simplify(graph: torch.fx.GraphModule) -> None:
 def _settings(options: Mapping[str, Any]) -> Iterator[None]:
     """Return a context with Inductor's settings for compiling a region."""
     with files_in_place(), config.patch(dict(options)), quoted_paths(), warnings.catch_warnings():
-        # a lack of vectorisation, which no user can change
+        # a lack of vectorisation, outside the user's control
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
         # advice on a process-wide setting, which eager does not give
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)

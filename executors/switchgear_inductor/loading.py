@@ -1,7 +1,7 @@
 """Loading of compiled regions from disk, without importing Inductor, which takes seconds.
 
-Next to a region's key lie Inductor's code, the libraries that it calls, and the sizes for which it holds. The code
-imports only a few names of Inductor, which stand-ins replace. Other code is loaded by Inductor (`internals.found`).
+Next to a region's key lie Inductor's code, its libraries, and the condition on sizes. The code imports only a few names
+of Inductor; stand-ins replace them. Other code is loaded by Inductor (`internals.found`).
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def recorded(
         return by_inductor()
     try:
         _run(source, libraries)
-    except Exception:  # it needs more of Inductor than the stand-ins
+    except Exception:  # more names of Inductor than stand-ins
         return by_inductor()
     return {**record, "code": source, "libraries": libraries}
 
@@ -188,7 +188,7 @@ def laid_down(record: Mapping[str, Any]) -> bool:
 
 
 def loaded(record: Mapping[str, Any], names: Sequence[str]) -> Compiled | None:
-    """Return the runnable code of a record, for numbers of these names; None if it needs Inductor, or is gone."""
+    """Return the runnable code of a record, for numbers of these names; None if Inductor is needed, or code is gone."""
     if "code" not in record:
         return None
     run = _run(record["code"], record["libraries"])
@@ -279,7 +279,7 @@ def _kernel(digest: str) -> Callable[..., Any]:
 
 @functools.cache
 def _loaded_kernel(path: Path) -> Callable[..., Any]:
-    # on loading, it reads from this variable how to find a tensor's data
+    # on loading, it reads the address of a function for tensor data from this variable
     address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
     name = f"{path.stem}.kernel"

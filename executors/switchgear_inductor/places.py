@@ -2,7 +2,7 @@
 
 Another user may have created Inductor's own folder (by default `torchinductor_USER` in the temporary folder), and
 Inductor would run the code there. It also uses damaged files there unchecked. `sg.disk_cache` keeps files for other
-processes. Only precompiled headers, which take ten seconds, are shared, and checked by a digest before use.
+processes. Only precompiled headers are shared, because they take ten seconds; a digest is checked before use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Paths with spaces and quotes in the command lines of Inductor's builds.
 
-PyTorch joins strings into a command line and splits it again by a shell's rules. It quotes only the paths of include
-directories, and from 2.14 on those of libraries. Under a path with a space the compiler is told to read files that do
-not exist. Under a path with a quote the command has no end ("No closing quotation").
+PyTorch joins strings into a command line and splits the line again by a shell's rules. Only paths of include
+directories are quoted, from 2.14 on also paths of libraries. Under a path with a space the compiler is told to read
+files that do not exist. Under a path with a quote the command has no end ("No closing quotation").
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ class Compiled:
 
 
 class Variants:
-    """Callable that runs a region by its first variant that holds for the `count` numbers of a call.
+    """Callable that runs a region by its first variant valid for the `count` numbers of a call.
 
-    If no variant holds, `compile` makes another for these numbers. Without `compile`, or after `LIMIT` variants,
+    Without a valid variant, `compile` makes another for these numbers. Without `compile`, or after `LIMIT` variants,
     PyTorch's `function` runs the region.
     """
 

@@ -13,7 +13,7 @@ import torch
 
 import switchgear as sg
 
-#: The target of nvFuser's last wheels, and the next version, which lacks one symbol: see `load`.
+#: The PyTorch of nvFuser's last wheels, and the next version, without one symbol: see `load`.
 TORCH_VERSIONS = ("2.10", "2.11")
 WHEEL = "nvfuser-cu130-torch210==0.2.36.dev20260301"
 
@@ -47,8 +47,8 @@ def load() -> Any:
     reason = untranslatable()
     if reason is not None:
         raise sg.errors.ExecutorUnavailable(f"executor nvfuser: {reason}")
-    # Built for PyTorch 2.10, it refers to a constructor (c10::MessageLogger) that 2.11 lacks. Only code of several
-    # processes that find no port calls it. So it is bound lazily, and a port is set.
+    # Built for PyTorch 2.10, nvFuser refers to a constructor (c10::MessageLogger) missing in 2.11. The constructor runs
+    # only in several processes that find no port. So the symbol is bound lazily, and a port is set.
     os.environ.setdefault("NVFUSER_MASTER_PORT", "29542")
     flags = sys.getdlopenflags()
     sys.setdlopenflags((flags & ~os.RTLD_NOW) | os.RTLD_LAZY)

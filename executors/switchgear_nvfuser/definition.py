@@ -11,7 +11,7 @@ import torch
 
 import switchgear as sg
 
-#: PyTorch dtypes that nvFuser computes with here, by nvFuser's names. It has no 8-bit and 16-bit integers.
+#: PyTorch dtypes for computation in nvFuser, by nvFuser's names. nvFuser has no 8-bit and 16-bit integers.
 DTYPES: Mapping[torch.dtype, str] = {
     torch.float64: "Double",
     torch.float32: "Float",
@@ -99,7 +99,7 @@ class Definition:
 
     @property
     def key(self) -> Any:
-        """The key that all definitions of one fusion share."""
+        """The key of all definitions of one fusion."""
         return frozen(
             (
                 [(value.number, layout) for value, layout in self.inputs],
@@ -177,7 +177,7 @@ def layout_of(proxy: sg.TensorProxy, *, static: bool) -> Layout:
 
 
 def frozen(value: Any) -> Any:
-    """Return nested plain values as a dictionary key: numbers also by type, because 1 differs from 1.0, 0.0 from -0.0."""
+    """Return nested plain values as a dictionary key: numbers also by type, as 1 differs from 1.0, 0.0 from -0.0."""
     if isinstance(value, (tuple, list)):
         return tuple([frozen(item) for item in value])
     if isinstance(value, Mapping):

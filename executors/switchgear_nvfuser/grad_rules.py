@@ -2,7 +2,7 @@
 
 PyTorch's formula for the cross entropy saves the logarithms of all probabilities: for cast 16-bit logits, twice their
 size. A root mean square norm outside CUDA's fused kernel is decomposed, and saves its steps. With these rules, the
-backward recomputes such values in the kernels that read them. It reads the input, which lives anyway or is cheap to
+backward recomputes such values in the reading kernels. Its sources are the input, which lives anyway or is cheap to
 recompute, and one number per row, in 32 bits at least. Layer norms save two numbers per row in PyTorch already.
 """
 

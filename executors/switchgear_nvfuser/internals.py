@@ -18,7 +18,7 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Dispatched(TorchDispatchMode):
-    """Mode that sends every call of an operator overload to `handler`, which runs outside the mode."""
+    """Mode that sends every call of an operator overload to `handler`, outside the mode."""
 
     def __init__(self, handler: Handler) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # of PyTorch

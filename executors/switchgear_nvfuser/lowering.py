@@ -93,7 +93,7 @@ def _distinct(item: sg.BoundSymbol) -> tuple[sg.TensorProxy, ...]:
 def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
     """Return PyTorch's decomposition of a call into translated operators."""
     calls: list[sg.BoundSymbol] = []
-    made: list[torch.Tensor] = []  # keeps tensors alive, which are identified by their ids
+    made: list[torch.Tensor] = []  # keeps tensors alive, because ids identify them
     proxies: dict[int, sg.TensorProxy] = {}
 
     def proxy_of(value: torch.Tensor) -> sg.TensorProxy:
@@ -150,7 +150,7 @@ def _flat(result: Any, proxies: Mapping[int, sg.TensorProxy]) -> list[sg.TensorP
 
 
 def _renamed(calls: list[sg.BoundSymbol], results: list[sg.TensorProxy], item: sg.BoundSymbol) -> list[sg.BoundSymbol]:
-    """Return the calls, with the last ones named like the results that they compute."""
+    """Return the calls, extended by copies under the names of the operator's own results."""
     clone: Any = torch.ops.aten._to_copy.default
     for own, wanted in zip(results, item.outputs, strict=True):
         if (own.shape, own.dtype) != (wanted.shape, wanted.dtype):

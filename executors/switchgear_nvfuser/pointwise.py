@@ -166,7 +166,7 @@ def same(t: Translator, x: sg.TensorProxy, *, memory_format: Any = None) -> Valu
 
 @translates("_to_copy")
 def to_copy(t: Translator, x: sg.TensorProxy, **options: Any) -> Value:
-    # `lowered` ensures that all tensors of a call are on one device
+    # `lowered` ensures a single device per call
     return t.tensor(x, t.output.dtype)
 
 

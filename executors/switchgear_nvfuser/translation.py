@@ -1,4 +1,4 @@
-"""From PyTorch's operators to nvFuser's: the table of translations, and the translator that they use."""
+"""From PyTorch's operators to nvFuser's: the table of translations, and the translator."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import switchgear as sg
 from .definition import DTYPES, Definition, Value
 from .internals import undisturbed
 
-#: Function that writes one call into a definition: `translation(translator, *args, **kwargs)`, with the call's own
-#: arguments, where tensors are proxies. It returns the call's results, as values.
+#: Function that writes a call into a definition: `translation(translator, *args, **kwargs)`, with the call's own
+#: arguments, where tensors are proxies. Returns the call's results, as values.
 Translation: TypeAlias = Callable[..., Any]
 _Declared = TypeVar("_Declared", bound=Translation)
 
 TRANSLATIONS: dict[Any, Translation] = {}
-#: Operators that nvFuser has in some form, but that are left to others, with the reason.
+#: Operators with some form in nvFuser that are left to others, with the reason.
 LEFT: dict[Any, str] = {}
 
 

@@ -1,16 +1,18 @@
 """The executor `torch`: PyTorch runs each operator that no other executor claims.
 
-It declines composites written in Python: their parts alone cost less. After claiming, passes make calls cheaper:
+Composites written in Python are declined: their parts alone cost less. After claiming, passes make calls cheaper:
 
 - `short_chains` and `nested` write several calls as one;
-- `late_products` moves a product to the line that reads it;
+- `late_products` moves a product to its first reader;
 - `reuse_buffers` writes into an argument without later readers;
 - `linears` writes a transposition and a product as one call;
 - `numbers` creates tensors of numbers once, not in each call;
 - `spelling` calls an overload by a PyTorch function that reaches it at half the cost.
 
-`user_ranges` keeps the user's `record_function` blocks. The passes use public names, open to any plugin's pass:
-`sg.passes.storages`, `sg.passes.aliased_argument`, `sg.passes.written_arguments`, `Implementation.path`.
+`user_ranges` keeps the user's `record_function` blocks.
+
+The passes use public names, open to any plugin's pass: `sg.passes.storages`, `sg.passes.aliased_argument`,
+`sg.passes.written_arguments`, `Implementation.path`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Late products: a matrix product runs where it is first read, if the peak of memory is lower that way.
+"""Late products: a matrix product moves to its first reader, if this lowers the peak of memory.
 
 PyTorch's formula computes the gradient of a linear layer's input before the gradient of its weight. The former would be
-held next to the values that the latter reads, saved or recomputed.
+held next to the inputs of the latter, saved or recomputed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .reuse_buffers import SMALLEST
 
 _aten = torch.ops.aten
 _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
-#: Maximal number of lines that a product may move.
+#: Maximal number of lines between old and new place.
 FARTHEST = 64
 
 
@@ -61,7 +61,7 @@ def _most_held(
 ) -> int:
     """Return the peak of bytes if lines run in this order, without values held before.
 
-    `read` are the values that each line reads; those in `ending` have no other readers.
+    `read` are the values read by each line; values in `ending` have no other readers.
     """
     left = Counter(name for at in order for name in read[at] & ending)
     held = most = 0

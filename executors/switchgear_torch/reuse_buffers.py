@@ -86,7 +86,7 @@ def runs_as_it_is(item: sg.BoundSymbol) -> bool:
 
 
 def _is_pointwise(fn: Any) -> bool:
-    # for real numbers it returns its argument
+    # real numbers are returned as they are
     return torch.Tag.pointwise in fn.tags and fn is not _aten.conj_physical.default
 
 
@@ -127,7 +127,7 @@ def _writing_forms(fn: Any, device: str) -> tuple[Any, tuple[Any, str] | None]:
     for name in fn.overloadpacket.overloads():
         out = getattr(fn.overloadpacket, name)
         *own, written = _arguments(out) or [("", "")]
-        # without its own kernel, it computes the result elsewhere and copies it
+        # without its own kernel, an overload computes the result elsewhere and copies it
         if own == arguments and out._schema.arguments[-1].is_out and has_kernel(out, device):
             return twin, (out, written[0])
     return twin, None

@@ -1,7 +1,7 @@
 """Short chains: one call, or none, in place of two PyTorch calls with the same result.
 
 For small tensors a call costs more than its computation. PyTorch's gradient of a linear layer transposes the weight
-twice, and its sum for the bias keeps a dimension that a view drops.
+twice, and its sum for the bias keeps a dimension, which a view then drops.
 """
 
 from __future__ import annotations
