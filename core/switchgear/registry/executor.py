@@ -198,7 +198,7 @@ class FusionExecutor(Executor):
         return type(self).load is not FusionExecutor.load
 
     def fingerprint(self) -> str:
-        """The options and library versions that affect speed; part of the key of remembered timings."""
+        """Return the options and library versions that affect speed; part of the key of remembered timings."""
         return ""
 
     def claim(
