@@ -226,7 +226,7 @@ def _internals() -> Any:
     """Return Inductor by its private names; `Declined`, after one warning, if a name is missing or fails to load."""
     try:
         with warnings.catch_warnings():
-            # Inductor uses deprecated names of PyTorch, and names with a FutureWarning for users
+            # Inductor uses deprecated names of PyTorch, and causes FutureWarnings meant for users
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
             from . import internals  # noqa: PLC0415 - importing Inductor takes seconds

@@ -22,7 +22,7 @@ _ENDS = ("RETURN", "YIELD", "SEND", "FOR_ITER", "JUMP_BACKWARD")
 
 
 def asserted() -> bool | None:
-    """Return the truth of a tensor for which the asking code goes on; None if the other side may do so too."""
+    """Return the truth of a tensor for which the asking code goes on; None if no side of the branch only raises."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and _is_passed(frame.f_code.co_filename):
         frame = frame.f_back

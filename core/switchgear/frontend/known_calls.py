@@ -107,7 +107,7 @@ _LOADS = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defin
 #: Modules whose calls by the standard library are its own business: the state of the interpreter, its locks.
 _LOCKS = frozenset({"_thread"})
 _OF_THE_LIBRARY = frozenset({"sys", "_thread", "_imp", "_signal", "gc", "marshal", "_locale"})
-#: Functions of other modules whose results do not change between calls.
+#: Functions of other modules that depend on nothing that changes between calls.
 _FIXED = frozenset(
     {
         *("sys.exc_info", "sys.intern", "sys.exit", "sys.getdefaultencoding", "sys.gettrace"),

@@ -176,7 +176,7 @@ def capture(
                             result = handlers.finish(recorder, result)
                         _refuse_generators(result)
                 except RuntimeError:
-                    # in eager they are views, and may not be an error
+                    # in eager they are views, possibly without an error
                     refuse_views_of_constants(recorder)
                     raise
             with internals.DisableTorchFunction():

@@ -14,7 +14,7 @@ from switchgear.ir.symbol import AFTER, BoundSymbol, proxies
 from switchgear.ir.writes import IDENTITY, SET_VALUE
 
 _aten = torch.ops.aten
-#: Operators that may return their last argument itself, or views without a mark in the schema.
+#: Operators that return their last argument itself, sometimes or always, or views without a mark in the schema.
 _MAY_ALIAS = (
     _aten._reshape_alias.default,
     _aten._unsafe_view.default,

@@ -43,13 +43,13 @@ EXACT = "exact"
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """Operation of a line, identified by its qualified name: a PyTorch function, an operator, or a symbol of ours."""
+    """Operation of a line, identified by its qualified name: of PyTorch, of an operator, or of this package."""
 
     name: str
     fn: Callable[..., Any] = field(compare=False, repr=False)
     #: The derivative of a symbol of this package: a rule of the form "pullback".
     pullback: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
-    #: Alternatively, an `OwnGradient`.
+    #: An `OwnGradient`, for symbols that such a rule cannot express.
     gradient: Any = field(default=None, compare=False, repr=False)
     #: Whether the symbol has an effect other than its result, so that its calls stay even if unread.
     effect: bool = field(default=False, compare=False, repr=False)
@@ -59,7 +59,7 @@ def _delete(*values: object) -> None:
     """Stand for `del` in a trace: the names end here."""
 
 
-#: Ends the life of its argument proxies; prints as a `del` statement.
+#: Symbol that ends the life of its argument proxies; prints as a `del` statement.
 DEL = Symbol("del", _delete)
 
 
@@ -68,7 +68,7 @@ def _box(*values: object) -> list[object]:
     return [*values]
 
 
-#: Puts its arguments in the list for the next call, whose argument is `BOXED`; prints as an assignment.
+#: Symbol that puts its arguments in the list for the next call, whose argument is `BOXED`; prints as an assignment.
 BOX = Symbol("box", _box)
 
 
@@ -77,7 +77,7 @@ def _after(part: object, base: object) -> object:
     return base
 
 
-#: Renames `base` after a write to its view `part`; prints as an assignment.
+#: Symbol that renames `base` after a write to its view `part`; prints as an assignment.
 AFTER = Symbol("after", _after)
 
 

@@ -39,7 +39,7 @@ class Guard:
     condition: str
     why: str | Callable[[Sequence[Any]], str]
     scope: Mapping[str, Any] = field(default_factory=dict)
-    #: Called once the entry is compiled, which runs the backward of a user's Function: restores the former state.
+    #: Function that restores the former state after compiling the entry, which runs a user Function's backward.
     settle: Callable[[], None] | None = None
     #: The checked conditions as text, one per line; by default `why`.
     listed: Callable[[], Sequence[str]] | None = None

@@ -56,9 +56,10 @@ def refuse_detached(operands: object, here: Callable[[], str]) -> None:
 def refuse_transposed(
     target: torch.Tensor, operands: object, index: object, seen: bool, here: Callable[[], str]
 ) -> None:
-    """Refuse a write, `seen` by autograd or not, to a transposed view `target[index]` that requires grad.
+    """Refuse a write of or to a tensor that requires grad through a transposed view, `target[index]`.
 
-    Autograd passes on a contiguous gradient, functionalization one in the order of the view: sums round differently.
+    `seen`: autograd sees the write. Autograd passes on a contiguous gradient, functionalization one in the order of the
+    view: sums round differently.
     """
     places = index if isinstance(index, tuple) else (index,)
     left = target.dim() - sum(isinstance(place, int) for place in places)

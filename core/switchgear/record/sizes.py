@@ -85,7 +85,7 @@ class Sizes:
         self.computed: list[Computed] = []
         self._strides: list[tuple[str, int, torch.SymInt]] = []
         self._constraints: tuple[Constraint, ...] = ()
-        #: Measures the sizes of a call's input tensors, in the order of `numbers`; set by `close`.
+        #: Function that measures the sizes of a call's input tensors, in the order of `numbers`; set by `close`.
         self.measure: Callable[[Sequence[torch.Tensor]], tuple[int, ...]]
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""Executors run bound symbols."""
+"""Executors, which run bound symbols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The single place that decides which plugins are asked about a bound symbol, in which order, and which one wins."""
+"""The single place that picks the executor and rules of a bound symbol: the sources asked, their order, the winner."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ from switchgear.registry.plugins import installed as all_installed
 from switchgear.registry.preferences import PerOperator, Preferences, preferences
 from switchgear.registry.registry import GradRule, ImplementationEntry, Table, describe
 
-#: Names of plugins that did not take a bound symbol, with reasons, in the order of asking; skipped executors come
-#: first.
+#: Names of executors and rule sources that declined a bound symbol, with reasons, in order; skipped ones come first.
 Reasons: TypeAlias = tuple[tuple[str, str], ...]
 FIXED_SIZES = Declined("its regions are compiled for fixed sizes, and these are dynamic")
 
@@ -332,7 +331,7 @@ def _passes(
 
 
 def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
-    """Return the plugin whose registrations an executor uses: its own, or by the same name and class."""
+    """Return the installed plugin whose registrations an executor uses: its own, or by the same name and class."""
     installed = {own.name: own for own in plugins.executors}.get(executor.name)
     if installed is None:
         return None

@@ -100,7 +100,7 @@ def checkpoint_regions(
 def selective_policy(context_fn: Callable[[], Any]) -> Callable[..., bool] | None:
     """Return whether a selective policy saves a result, as a function of overload, arguments and result.
 
-    None if `context_fn` has no policy, and NotImplemented if it is not made by a policy.
+    None for the default `context_fn`, and NotImplemented for one without a policy.
     """
     if context_fn is NO_CONTEXT:
         return None

@@ -255,7 +255,7 @@ def _part(mode: FakeMode, value: object) -> object:
     return (type(value), value)
 
 
-#: Logs kernels that accept numbers only, and failing calls; both are handled elsewhere.
+#: Logger of kernels that accept numbers only, and of failing calls; both are handled elsewhere.
 _FAKE_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 _SUBTRACTIONS = frozenset(
     getattr(packet, name)

@@ -41,7 +41,7 @@ def wrap(fake: torch.Tensor) -> torch.Tensor:
         return torch._to_functional_tensor(fake)
 
 
-#: Afterwards PyTorch raises where C asks for the address of the tensor, which would be null.
+#: Function after which PyTorch raises where C asks for the tensor's address, which would be null.
 hide_memory: Callable[[torch.Tensor], None] = private("torch._C._set_throw_on_mutable_data_ptr")
 
 
@@ -109,7 +109,7 @@ def exact_functionalization() -> Iterator[None]:
         change.undo()
 
 
-#: The library of the replaced kernels, while registered.
+#: The library of the replacement kernels, while registered.
 _EXACT: list[torch.library.Library] = []
 
 

@@ -181,7 +181,7 @@ below_autograd: Callable[[], AbstractContextManager[None]] = private(
 
 
 set_grad_enabled: Callable[[bool], None] = private("torch._C._set_grad_enabled")
-#: Copies tensors of the second list into those of the first; on the CPU in order.
+#: Function that copies tensors of the second list into those of the first; on the CPU in order.
 foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = private(
     "torch._foreach_copy_"
 )

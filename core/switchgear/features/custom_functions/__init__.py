@@ -165,7 +165,7 @@ def _refuse_memory(
         what = (
             f"{name_of(function)} takes a view of an input that was made to require grad in place"
         )
-        # TorchDynamo leaves an existing view unchanged
+        # for TorchDynamo an existing view does not require grad
         raise Unsupported(f"{what}, in {recorder.here()}; give it a new tensor", splits=False)
     fresh = [result for result in results if isinstance(result, torch.Tensor)]
     given = {id(tensor): tensor for tensor in tensors_in(args)}
