@@ -1,4 +1,4 @@
-"""The contest: which candidate runs a region fastest and right, by times that are measured, or remembered."""
+"""The contest: the candidate that runs a region fastest and correctly, by measured or remembered times."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .reproducing import reproduce
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The seconds that each candidate takes, and last the operators; infinity and a reason for those that are out.
+    """The seconds of each candidate, and last of the operators; infinity and a reason for excluded candidates.
 
-    Such a result does not last, nor does one of repetitions that differ.
+    Such a result is not stored, nor is one with differing repetitions.
     """
 
     seconds: list[float]
@@ -29,9 +29,9 @@ class Result:
 def hold(
     regions: Sequence[sg.executors.Region], context: sg.executors.RegionContext
 ) -> list[sg.executors.RegionChoice]:
-    """The fastest candidate of each region, or None where its operators are as fast.
+    """Return the fastest candidate of each region, or None if its operators are as fast.
 
-    Of regions that are alike the first is compiled by all its candidates and measured, unless it was before.
+    Of similar regions, the first is compiled by all its candidates and measured, unless measured before.
     """
     races = [Race(region, context) for region in regions]
     results: dict[str, Result | None] = {race.key: race.remembered() for race in races}
@@ -59,7 +59,7 @@ class Race:
         self._names = [*(executor.name for executor in region.candidates), " + ".join(dict.fromkeys(owners))]
         codes = [context.code(one) for one in context.executors if one in region.candidates or one.name in owners]
         self._may_last = None not in codes
-        #: All that the times depend on.
+        #: Everything that influences the times.
         self.key = repr(
             (
                 region.trace.canonical(),
@@ -72,7 +72,7 @@ class Race:
         )
 
     def remembered(self) -> Result | None:
-        """What was measured before, by this process or another."""
+        """Return the earlier measurement, of this process or another."""
         seconds = sg.disk_cache.load(self.key) if self._may_last else None
         if not isinstance(seconds, list) or len(seconds) != len(self._names):
             return None
@@ -80,7 +80,7 @@ class Race:
         return Result(seconds, {}) if is_sound else None
 
     def run(self) -> Result:
-        """What comes of measuring; remembered if it is steady and nothing fails."""
+        """Measure, and remember the result if it is steady and nothing fails."""
         candidates = self.region.candidates
         compiled = self._context.compile([(self.region, executor) for executor in candidates])
         functions: dict[int, Callable[..., Any]] = {}
@@ -115,7 +115,7 @@ class Race:
         return self._context.unlike(self.region, arguments, results, expected)
 
     def _out(self, executor: sg.Executor, fault: str) -> str:
-        """Say that a candidate is out, and why; returns the reason."""
+        """Warn that a candidate is out, and return the reason."""
         calls = ", ".join(dict.fromkeys(call.symbol.name for call in self.region.trace.bound_symbols))
         place = reproduce(self.region, executor, fault)
         warnings.warn(
@@ -127,7 +127,7 @@ class Race:
         return f"out, for {fault}"
 
     def choice(self, result: Result | None) -> sg.executors.RegionChoice:
-        """Who is taken, for these times."""
+        """Return the choice by these times."""
         assert result is not None
         *fused, operators = result.seconds
         best = min(fused)
@@ -149,7 +149,7 @@ def _unboxed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _described(region: sg.executors.Region, context: sg.executors.RegionContext) -> tuple[Any, ...]:
-    """Those who take part, with their versions and options."""
+    """Return the contestants, with their versions and options."""
     fused = [
         (context.label(one), type(one).__module__, type(one).__qualname__, one.fingerprint())
         for one in region.candidates

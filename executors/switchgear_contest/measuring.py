@@ -1,4 +1,4 @@
-"""Measuring: how long functions take on tensors of given layouts, and whether they compute the same."""
+"""Measuring: the time of functions on tensors of given layouts, and a comparison of their results."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import torch
 
 import switchgear as sg
 
-#: Seconds that the repetitions together take at most, unless the fewest take longer.
+#: Maximal seconds for all repetitions, unless the fewest take longer.
 BUDGET = 0.3
-#: The same while they differ.
+#: Maximal seconds while repetitions differ.
 PATIENCE = 1.0
-#: Seconds of calls from which on the clock is precise.
+#: Minimal seconds of calls for a precise clock.
 BATCH = 1e-3
 FEWEST, MOST, MOST_UNSTEADY = 2, 15, 60
-#: So much longer than the least may the one after it be.
+#: Maximal ratio of the second smallest time to the smallest.
 SPREAD = 1.2
-#: The least share of its time for which a function has the processor, unless others are in its way.
+#: Minimal share of processor time of a function without interference.
 SHARE = 0.5
 
-#: How results for some arguments differ from those expected; empty if they do not.
+#: Function that describes a difference between results for some arguments and the expected results; empty if equal.
 Unlike = Callable[[Sequence[Any], Any, Any], str]
 
 
 @dataclass(slots=True)
 class Measurement:
-    """Seconds that a call of each function takes, infinity for one that fails, and why by its place.
+    """Seconds of a call of each function, infinity for failures, and the reasons by place.
 
-    `is_steady`: repetitions agree, and nothing else took the processor meanwhile.
+    `is_steady`: repetitions agree, and nothing else used the processor meanwhile.
     """
 
     seconds: list[float]
@@ -46,7 +46,7 @@ class Measurement:
 class _Runner:
     function: Callable[[], object]
     accelerators: Sequence[torch.device]
-    #: Seconds of a call, and those of the processor, of each repetition.
+    #: Seconds per call, and processor seconds, of each repetition.
     samples: list[tuple[float, float]] = field(default_factory=list)
 
     @property
@@ -55,7 +55,7 @@ class _Runner:
 
     @property
     def calls(self) -> int:
-        """How many calls one repetition is."""
+        """The number of calls in each repetition."""
         return max(1, int(BATCH / self.least)) if self.samples else 1
 
     @property
@@ -81,11 +81,13 @@ def measured(
     devices: Collection[torch.device],
     unlike: Unlike,
 ) -> Measurement:
-    """How long a call of each takes, of `numbers` and tensors of these layouts: the least of repetitions in turn.
+    """Measure a call of each function, on `numbers` and tensors of these layouts: the minimum of repetitions in turn.
 
-    The last function is what the others have to be like. `devices` are those that they run on. Floating-point values
-    are between 0.1 and 0.9, all others zero, which is an index wherever there is one; no two tensors share memory.
-    Random streams, modes and warnings are as before. Raises what the last function does.
+    The last function is the reference for the others, on `devices`. Floating-point values are between 0.1 and 0.9, all
+    others zero, a valid index everywhere; no two tensors share memory. Random streams, modes and warnings do not
+    change.
+
+    Raises the last function's exceptions.
     """
     accelerators = [device for device in devices if device.type != "cpu"]
     with _undisturbed(accelerators):
@@ -106,10 +108,10 @@ def measured(
 
 
 def _faults(functions: Sequence[Callable[..., Any]], arguments: Sequence[Any], unlike: Unlike) -> dict[int, str]:
-    """What is wrong with their first calls, which also make what is made on first use."""
+    """Return the faults of first calls, which also create lazily created objects."""
     *others, operators = functions
     expected = operators(*arguments)
-    # random numbers, or memory that nobody wrote
+    # random numbers, or uninitialised memory
     is_known = not unlike(arguments, operators(*arguments), expected)
     faults: dict[int, str] = {}
     for place, function in enumerate(others):
@@ -124,7 +126,7 @@ def _faults(functions: Sequence[Callable[..., Any]], arguments: Sequence[Any], u
 
 
 def _repeat(runners: Sequence[_Runner]) -> bool:
-    """Run all in turn until the budget is spent, or longer while repetitions differ; whether they agree in the end."""
+    """Run all in turn until the budget is spent, or longer while repetitions differ; return whether they agree."""
     start = time.perf_counter()
     for count in range(MOST_UNSTEADY):
         if count >= FEWEST:
@@ -160,7 +162,7 @@ def _made_up(proxy: sg.TensorProxy, generator: torch.Generator) -> torch.Tensor:
 def made_up(
     shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, generator: torch.Generator
 ) -> torch.Tensor:
-    """A tensor of that layout. Its text stands in the files that `reproducing` writes."""
+    """Return a tensor with a layout. The source of this function is copied into the files of `reproducing`."""
     reach = max(0, 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)))
     if dtype.is_floating_point or dtype.is_complex:
         values = torch.rand(reach, generator=generator, dtype=torch.float32, device=generator.device)

@@ -1,4 +1,4 @@
-"""Reproducing: a file that shows how an executor computes something else than PyTorch's operators."""
+"""Reproducing: a file that shows a difference between an executor's results and PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(sg.explain(jitted))
 
 
 def reproduce(region: sg.executors.Region, executor: sg.Executor, fault: str) -> Path | str:
-    """Write the file; returns where it is, or why there is none."""
+    """Write the file; return its path, or why there is none."""
     trace = region.trace
     device = next((str(proxy.device) for proxy in region.layouts), "cpu")
     tensors = [

@@ -1,11 +1,11 @@
 """The executor `cublas`: matrix products with the epilogues of cuBLASLt in one kernel.
 
-Its operators are composites of PyTorch's: their decomposition gives shapes, derivatives of any order, and the code
-that runs where no executor takes them. Before differentiation, `linear` and the GELU (tanh) or ReLU that alone reads
-it become one operator. Its grad rule saves the input of the GELU, or the result of the ReLU. Before executors claim, a
-product followed by the gradient of a GELU becomes `matmul_dgelu`, and the gradients of a weight and its bias become
-`matmul_bgrad`. Products for training with GELU have no entry point in PyTorch: they are declined, with that reason,
-unless `CublasExecutor(nvmath=True)` takes them from nvmath-python (`plans`).
+Its operators are composites of PyTorch's. Their decomposition gives shapes, derivatives of any order, and the code
+without an executor. Before differentiation, `linear` and its only reader, a GELU (tanh) or ReLU, become one operator.
+Its grad rule saves the input of the GELU, or the result of the ReLU. Before executors claim, a product followed by the
+gradient of a GELU becomes `matmul_dgelu`, and the gradients of a weight and its bias become `matmul_bgrad`. Products
+for training with GELU have no entry point in PyTorch: they are declined for this reason, unless
+`CublasExecutor(nvmath=True)` takes them from nvmath-python (`plans`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["CublasExecutor"]
 
 @sg.hookimpl
 def switchgear_executors() -> Sequence[sg.Executor]:
-    """Return the executor `cublas`. It comes after `torch`, which takes everything: list it to use it."""
+    """Return the executor `cublas`. To use it, list it: by default `torch` comes first and claims everything."""
     return (CublasExecutor(),)
 
 
@@ -35,5 +35,5 @@ def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
 
 @sg.hookimpl
 def switchgear_passes() -> Sequence[sg.passes.PassPlacement]:
-    """Return the passes that put the operators of this package in place of PyTorch's."""
+    """Return the passes from PyTorch's operators to the operators of this package."""
     return PASSES

@@ -26,7 +26,7 @@ _COMPOSITES = frozenset(f"torch.{name}" for name in _COMPOSITE_NAMES.split())
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _HALF = (torch.bfloat16, torch.float16)
 _Kernels = Mapping[sg.Symbol, Callable[..., Any]]
-#: What the operators compute, by PyTorch.
+#: Reference implementations of the operators, by PyTorch.
 _REFERENCE: _Kernels = {
     LINEAR_GELU: operators.linear_gelu,
     LINEAR_GELU_AUX: operators.linear_gelu_aux,
@@ -34,9 +34,9 @@ _REFERENCE: _Kernels = {
     MATMUL_DGELU: operators.matmul_dgelu,
     MATMUL_BGRAD: operators.matmul_bgrad,
 }
-#: On CUDA, by PyTorch's entry points.
+#: Implementations on CUDA, by PyTorch's entry points.
 _TORCH: _Kernels = {LINEAR_GELU: kernels.linear_gelu, LINEAR_RELU: kernels.linear_relu}
-#: On CUDA, by plans of nvmath.
+#: Implementations on CUDA, by plans of nvmath.
 _NVMATH: _Kernels = {
     LINEAR_GELU_AUX: plans.linear_gelu_aux,
     MATMUL_DGELU: plans.matmul_dgelu,
@@ -45,12 +45,12 @@ _NVMATH: _Kernels = {
 
 
 class CublasExecutor(sg.Executor):
-    """Runs matrix products by cuBLAS, with activations, their gradients and those of biases in epilogues.
+    """Executor of matrix products by cuBLAS, with activations, their gradients and bias gradients in epilogues.
 
     On a CPU, PyTorch runs the same operators with the same semantics.
 
     Args:
-        nvmath: take the epilogues that PyTorch has no entry point for from the package nvmath-python, on CUDA.
+        nvmath: use the package nvmath-python for epilogues without an entry point in PyTorch, on CUDA.
         fp8: multiply bfloat16 and float16 arguments of linear layers in 8 bits. Gradients keep the precision of the
             arguments.
     """
@@ -72,7 +72,7 @@ class CublasExecutor(sg.Executor):
         return f"available on its CPU reference path; CUDA absent: {why}"
 
     def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.executors.Implementation | sg.Declined:
-        """Take products of real numbers as PyTorch runs them, and the operators of this package."""
+        """Accept products of real numbers as PyTorch runs them, and the operators of this package."""
         symbol = bound_symbol.symbol
         if symbol in _REFERENCE or symbol == LINEAR_FP8:
             return self._own(bound_symbol)
@@ -104,7 +104,7 @@ class CublasExecutor(sg.Executor):
 
 
 def _unsuitable(call: sg.BoundSymbol) -> str:
-    """Why a product is none for cuBLAS, or an empty string."""
+    """Return why cuBLAS cannot run a product, or an empty string."""
     first = call.inputs[0]
     if first.device.type not in ("cpu", "cuda"):
         return f"not on {first.device.type}"
@@ -118,7 +118,7 @@ def _unsuitable(call: sg.BoundSymbol) -> str:
 
 
 def _irregular(call: sg.BoundSymbol) -> str:
-    """Why the operands of a product with an epilogue are not as its kernels take them, or an empty string."""
+    """Return why the kernels cannot take the operands of a product with an epilogue, or an empty string."""
     if any(proxy.is_neg for proxy in call.inputs):
         return "an operand is negated lazily"
     if any(math.prod(proxy.shape) == 0 for proxy in (*call.inputs, *call.outputs)):
@@ -131,7 +131,7 @@ def _irregular(call: sg.BoundSymbol) -> str:
 
 
 def _is_contiguous(proxy: sg.TensorProxy) -> bool:
-    """Whether the elements lie row by row, with nothing between them."""
+    """Check whether the elements lie row by row, without gaps."""
     step = 1
     for size, stride in zip(reversed(proxy.shape), reversed(proxy.stride), strict=True):
         if size != 1 and stride != step:

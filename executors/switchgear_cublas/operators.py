@@ -1,9 +1,8 @@
-"""The operators of this package, one for each epilogue of cuBLASLt that it uses: what they compute, on any device.
+"""The operators of this package, each for an epilogue of cuBLASLt: their definition, for any device.
 
-They are composites of PyTorch's operators (`CompositeImplicitAutograd`), so PyTorch infers their shapes and
-differentiates them to any order, and whoever does not take one runs what it is made of. In what follows rows are all
-dimensions but the last, taken together; a weight is laid out as that of `torch.nn.Linear`, or, `transposed`, as the
-second argument of `torch.addmm`.
+They are composites of PyTorch's operators (`CompositeImplicitAutograd`), so PyTorch infers shapes and derivatives of
+any order; executors that decline an operator run its parts. Below, rows are all dimensions but the last, flattened. A
+weight is laid out as in `torch.nn.Linear`, or, `transposed`, as the second argument of `torch.addmm`.
 """
 
 from __future__ import annotations
@@ -23,42 +22,42 @@ _LINEAR = "Tensor x, Tensor weight, Tensor? bias=None, bool transposed=False"
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
-    """Linear and GELU in its form with tanh, which is that of the epilogue."""
+    """Return GELU of a linear layer, in its form with tanh, as in the epilogue."""
     return linear_gelu_aux(x, weight, bias, transposed)[0]
 
 
 def linear_gelu_aux(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The same, and what the GELU was taken of, for the backward."""
+    """Return GELU of a linear layer, and the input of the GELU, for the backward."""
     z = linear(x, weight, bias, transposed)
     return F.gelu(z, approximate="tanh"), z
 
 
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
-    """Linear and ReLU."""
+    """Return ReLU of a linear layer."""
     return F.relu(linear(x, weight, bias, transposed))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
-    """Linear by itself."""
+    """Return a linear layer alone."""
     return F.linear(x, weight.t() if transposed else weight, bias)
 
 
 def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Linear whose product an executor may make of numbers of 8 bits; by PyTorch it is exact."""
+    """Return a linear layer whose product an executor may compute in 8 bits; PyTorch computes it exactly."""
     return F.linear(x, weight, bias)
 
 
 def matmul_dgelu(grad: Tensor, weight: Tensor, z: Tensor) -> Tensor:
-    """The gradient of what a GELU (tanh) was taken of, `z`, from that of the rows of the linear layer behind it."""
+    """Return the gradient of `z`, the input of a GELU (tanh), from the gradient of the next linear layer's output."""
     product = torch.mm(grad, weight).view(z.shape)
     result: Tensor = torch.ops.aten.gelu_backward(product, z, approximate="tanh")
     return result
 
 
 def matmul_bgrad(grad: Tensor, rows: Tensor, transposed: bool = False) -> tuple[Tensor, Tensor]:
-    """The gradients of a linear layer's weight and, as one row, of its bias, from that of its rows."""
+    """Return the gradients of a linear layer's weight and, as a row, of its bias, from the gradient of its output."""
     product = torch.mm(rows.t(), grad) if transposed else torch.mm(grad.t(), rows)
     return product, grad.sum(0, keepdim=True)
 

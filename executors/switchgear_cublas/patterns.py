@@ -1,7 +1,7 @@
-"""The passes: products with what cuBLASLt can do beside them become one operator of this package.
+"""The passes: products and adjacent work within cuBLASLt's reach become single operators of this package.
 
-Before differentiation, a linear layer and the activation behind it; before executors claim, in what the backward has
-become by then, a product and the gradient of a GELU behind it, and the gradients of a weight and its bias.
+Before differentiation: a linear layer and the following activation. Before executors claim, in the resulting backward:
+a product and the following gradient of a GELU, and the gradients of a weight and its bias.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TWO_REGIONS = "product and activation are in different regions (no_grad or chec
 
 
 def round_linears(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Linear layers whose product is made of numbers of 8 bits, where that is asked for."""
+    """Replace linear layers by those with an 8-bit product, if requested."""
     lines = sg.passes.Lines(trace)
     if any(isinstance(executor, CublasExecutor) and executor.fp8 for executor in context.executors):
         for item in trace.bound_symbols:
@@ -37,7 +37,7 @@ def round_linears(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
 
 
 def fuse_activations(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Linear layers, or products of matrices, with the GELU (tanh) or ReLU that alone reads them."""
+    """Join linear layers, or matrix products, with a GELU (tanh) or ReLU that is their only reader."""
     lines = sg.passes.Lines(trace)
     for item in trace.bound_symbols:
         leaf = sg.passes.leaf_of(item)
@@ -58,7 +58,7 @@ def fuse_activations(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trac
 
 
 def _operands(call: sg.BoundSymbol) -> tuple[Any, ...] | None:
-    """What `linear_…` takes of a product of matrices, with a bias of one row or none; None of anything else."""
+    """Return the arguments of `linear_…` for a matrix product, with a bias of one row or none; None for other calls."""
     leaf = sg.passes.leaf_of(call)
     if call.symbol.name == _LINEAR:
         x, weight, bias = (sg.passes.argument(call, name) for name in ("input", "weight", "bias"))
@@ -77,7 +77,7 @@ def _operands(call: sg.BoundSymbol) -> tuple[Any, ...] | None:
 
 
 def fuse_gelu_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Products with the gradient of a GELU (tanh) that alone reads them."""
+    """Join products with the gradient of a GELU (tanh) that is their only reader."""
     lines = sg.passes.Lines(trace)
     for item in trace.bound_symbols:
         leaf = sg.passes.leaf_of(item)
@@ -94,7 +94,7 @@ def fuse_gelu_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.T
 
 
 def fuse_bias_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """The gradients of weights with those of the biases beside them."""
+    """Join the gradients of weights with those of their biases."""
     lines = sg.passes.Lines(trace)
     for total in trace.bound_symbols:
         leaf = sg.passes.leaf_of(total)
@@ -109,7 +109,7 @@ def fuse_bias_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.T
                 reason = f"{total.output.name} is read before the gradient of the weight is made"
                 context.decline(_OWNER, total, reason)
                 continue
-            # others may read the transpose too, so that line stays, and is dead code if they do not
+            # others may read the transpose too, so its line stays, possibly as dead code
             again, rows = lines.fresh(product.inputs[0]), product.inputs[1]
             parts = (replace(transpose, output=again), replace(product, args=(again, rows)), total)
             operands = (grad, rows) if transpose.inputs[0] == grad else (grad, transpose.inputs[0], True)
@@ -121,7 +121,7 @@ def fuse_bias_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.T
 
 
 def _weight_gradients(lines: sg.passes.Lines, grad: sg.TensorProxy) -> Iterator[tuple[sg.BoundSymbol, sg.BoundSymbol]]:
-    """`grad.t() @ rows`, or, for a transposed weight, `rows.t() @ grad`, each with its transpose."""
+    """Yield `grad.t() @ rows`, or, for a transposed weight, `rows.t() @ grad`, each with its transpose."""
     for reader in lines.readers(grad):
         for product in map(sg.passes.leaf_of, (reader, *lines.readers(reader.outputs[0]))):
             if product is None or product.symbol.name != _MM or lines.maker(product.output) is None:
@@ -135,7 +135,7 @@ def _weight_gradients(lines: sg.passes.Lines, grad: sg.TensorProxy) -> Iterator[
                 yield product, transpose
 
 
-#: In the order in which they run.
+#: In order of running.
 PASSES: Sequence[sg.passes.PassPlacement] = (
     sg.passes.PassPlacement("cublas_8_bits", "before_grad", round_linears),
     sg.passes.PassPlacement("cublas_activations", "before_grad", fuse_activations),

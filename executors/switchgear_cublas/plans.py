@@ -1,7 +1,7 @@
-"""The operators by nvmath-python, which reaches epilogues of cuBLASLt that PyTorch has no entry point to.
+"""The operators by nvmath-python, for epilogues of cuBLASLt without an entry point in PyTorch.
 
-cuBLASLt writes these results by columns, so what is multiplied is the transpose of what is wanted. A plan is made once
-for operands of one kind, and kept; it holds no operand between calls.
+cuBLASLt writes these results by columns, so the transposed product is computed. A plan is created once per kind of
+operands, and kept; between calls it holds no operand.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .operators import LINEAR_GELU_AUX, MATMUL_BGRAD, MATMUL_DGELU
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _LIMIT = 512
 _plans: OrderedDict[Any, Any] = OrderedDict()
-#: A plan has state, and backwards run on threads of their own.
+#: A plan has state, and backwards run on other threads.
 _lock = threading.Lock()
 
 
 def unavailable() -> str | None:
-    """Why nvmath-python cannot be used here, or None."""
+    """Return why nvmath-python cannot be used here, or None."""
     if importlib.util.find_spec("nvmath") is None:
         return "nvmath-python is not installed; install it, or leave nvmath=True out"
     return None if torch.cuda.is_available() else "nvmath=True is for CUDA, and no device is found"
 
 
 def declined(call: sg.BoundSymbol) -> str:
-    """Why a call is none for nvmath, or an empty string."""
+    """Return why nvmath cannot run a call, or an empty string."""
     first = call.inputs[0]
     if first.dtype not in _DTYPES:
         return f"nvmath has no such epilogue for {first.dtype}"
@@ -56,7 +56,7 @@ def declined(call: sg.BoundSymbol) -> str:
 def linear_gelu_aux(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """`operators.linear_gelu_aux` in one kernel."""
+    """Run `operators.linear_gelu_aux` in one kernel."""
     features = weight.t() if transposed else weight
     rows = x.reshape(-1, x.shape[-1])
     epilogue, given = ("GELU_AUX", {}) if bias is None else ("GELU_AUX_BIAS", {"bias": bias.contiguous()})
@@ -66,13 +66,13 @@ def linear_gelu_aux(
 
 
 def matmul_dgelu(grad: Tensor, weight: Tensor, z: Tensor) -> Tensor:
-    """`operators.matmul_dgelu` in one kernel."""
+    """Run `operators.matmul_dgelu` in one kernel."""
     result, _ = _run("DGELU", weight.t(), grad.t(), {"gelu_aux": z.reshape(-1, z.shape[-1]).t()})
     return result.t().reshape(z.shape)
 
 
 def matmul_bgrad(grad: Tensor, rows: Tensor, transposed: bool = False) -> tuple[Tensor, Tensor]:
-    """`operators.matmul_bgrad` in one kernel: the sum is over the operand that comes second, or first."""
+    """Run `operators.matmul_bgrad` in one kernel: the sum is over the second operand, or the first."""
     if transposed:
         result, beside = _run("BGRADA", grad.t(), rows, {})
     else:
@@ -82,7 +82,7 @@ def matmul_bgrad(grad: Tensor, rows: Tensor, transposed: bool = False) -> tuple[
 
 
 def _run(epilogue: str, a: Tensor, b: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """`a @ b` with an epilogue: the result, and what the epilogue makes beside it."""
+    """Return `a @ b` with an epilogue: the result, and the additional outputs of the epilogue."""
     a, b = _dense(a), _dense(b)
     tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     key = (epilogue, tf32, a.dtype, a.device, *map(_kind, (a, b, *given.values())))
@@ -112,14 +112,14 @@ def _planned(epilogue: str, a: Tensor, b: Tensor, given: dict[str, Tensor], tf32
 
 
 def _dense(matrix: Tensor) -> Tensor:
-    """A matrix whose rows or columns have no gaps, which is what cuBLASLt takes."""
+    """Return a matrix without gaps in rows or columns, as cuBLASLt requires."""
     down, along = matrix.stride()
     rows, columns = matrix.shape
     return matrix if (along == 1 and down >= columns) or (down == 1 and along >= rows) else matrix.contiguous()
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
-    """What a plan depends on: layout, and how far the address is aligned."""
+    """Return the properties on which a plan depends: layout, and alignment of the address."""
     address = tensor.data_ptr() % 256
     return tensor.shape, tensor.stride(), address & -address
 

@@ -1,6 +1,6 @@
-"""How the operators of this package are differentiated: in plain operators of PyTorch, so to any order.
+"""Grad rules of the operators of this package, in plain operators of PyTorch, and so of any order.
 
-`patterns.py` puts the fused backward in the place of what is recorded here.
+`patterns.py` replaces the recorded operators by the fused backward.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ table = sg.Table("cublas")
 def linear_gelu(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False
 ) -> tuple[Tensor, Callable[[Tensor], Gradients]]:
-    """Saves what the GELU was taken of, once."""
+    """Save the input of the GELU, once."""
     y, z = LINEAR_GELU_AUX.fn(x, weight, bias, transposed)
 
     def pullback(grad: Tensor) -> Gradients:
@@ -37,7 +37,7 @@ def linear_gelu(
 def linear_gelu_aux(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False
 ) -> tuple[tuple[Tensor, Tensor], Callable[[Tensor, Tensor], Gradients]]:
-    """The same where a derivative of the backward flows through what was saved."""
+    """Save the input of the GELU, which a derivative of the backward flows through."""
     y, z = LINEAR_GELU_AUX.fn(x, weight, bias, transposed)
 
     def pullback(grad: Tensor, grad_z: Tensor) -> Gradients:
@@ -50,7 +50,7 @@ def linear_gelu_aux(
 def linear_relu(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False
 ) -> tuple[Tensor, Callable[[Tensor], Gradients]]:
-    """Saves the result alone, which the layer behind it saves too."""
+    """Save the result alone, which the next layer saves too."""
     y = LINEAR_RELU.fn(x, weight, bias, transposed)
 
     def pullback(grad: Tensor) -> Gradients:
@@ -61,7 +61,7 @@ def linear_relu(
 
 @table.grad_rule(LINEAR_FP8.fn)
 def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Callable[[Tensor], Gradients]]:
-    """The gradient of the exact product, in the precision of its arguments."""
+    """Use the gradient of the exact product, in the precision of its arguments."""
     y = LINEAR_FP8.fn(x, weight, bias)
     return y, lambda grad: _of_linear(grad, x, weight, bias, False)
 
@@ -72,7 +72,7 @@ def _dgelu(grad: Tensor, z: Tensor) -> Tensor:
 
 
 def _of_linear(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Gradients:
-    """The gradients of a linear layer, in the operators that `patterns.py` knows; those not asked for are dead code."""
+    """Return the gradients of a linear layer, in operators known to `patterns.py`; unrequested ones are dead code."""
     grad = grad.reshape(-1, grad.shape[-1])
     rows = x.reshape(-1, x.shape[-1])
     grad_x = _aten.mm.default(grad, weight.t() if transposed else weight).view(x.shape)

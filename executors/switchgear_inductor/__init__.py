@@ -1,12 +1,12 @@
 """The executor `inductor`: regions compiled by PyTorch's Inductor, entered below AOTAutograd and Dynamo.
 
 A region is traced with PyTorch's operators on fakes, simplified by torch.compile's own patterns, and passed to
-Inductor. Inductor finds its files on disk by the traced graph. A file of ours spares the tracing for fixed sizes: it
-stores the key of a region under its options, versions, processor and threads, for other processes.
+Inductor. Inductor finds its files on disk by the traced graph. For fixed sizes, an additional file avoids the tracing:
+it stores the key of a region by its options, versions, processor and threads, for other processes.
 
-A region of symbolic sizes is compiled when it is first called, in a `ShapeEnv` of its own. Inductor's decisions are
-conditions on the numbers, checked in each call. Where they do not hold, the region is compiled once more (`variants`),
-eight times at most, and PyTorch runs the rest.
+A region of symbolic sizes is compiled in its first call, in a separate `ShapeEnv`. Inductor's decisions are conditions
+on the numbers, checked in each call. If a condition fails, the region is compiled once more (`variants`), at most eight
+times, and PyTorch runs the rest.
 
 Results are not bit-identical with eager. The tests hold each value to the tolerance of Inductor's own tests, or to
 three times eager's worst distance from float64 (`is_near` in `tests/under_test.py`). `--executors inductor,torch` runs
@@ -32,7 +32,7 @@ __all__ = ["InductorExecutor"]
 
 @sg.hookimpl
 def switchgear_executors() -> Sequence[sg.Executor]:
-    """Return the executor `inductor`; by its priority it comes after `torch`, which takes everything."""
+    """Return the executor `inductor`; by its priority it comes after `torch`, which claims everything."""
     return (InductorExecutor(),)
 
 

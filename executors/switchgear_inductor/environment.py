@@ -1,4 +1,4 @@
-"""What Inductor needs around it: a compiler that builds what Python loads, and a folder to build in."""
+"""Inductor's environment: a compiler whose output Python can load, and a folder to build in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import switchgear as sg
 
-#: What a region's code leans on: the headers of Python and C++, threads, a library that can be loaded.
+#: Prerequisites of a region's code: the headers of Python and C++, threads, a loadable library.
 _PROBE = """
 #include <Python.h>
 #include <cmath>
@@ -24,14 +24,14 @@ _PROBE = """
 extern "C" double switchgear_probe(double x) { return std::sqrt(x); }
 """
 _DEFAULT_COMPILER = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-#: The first compilation on a busy machine takes a second; a compiler that hangs is one that fails.
+#: Seconds: the first compilation on a busy machine takes one; a hanging compiler counts as failed.
 _PATIENCE = 60
-#: More than what a disk keeps for names alone.
+#: Bytes, more than a disk keeps for names alone.
 _ROOM = 1 << 16
 
 
 def fault() -> str | None:
-    """Why nothing can be compiled here; None where it can, as was tried once for these surroundings."""
+    """Return the reason why nothing can be compiled here, or None; tried once per environment."""
     return _fault(os.environ.get("CXX") or _DEFAULT_COMPILER, os.environ.get("PATH", ""))
 
 
@@ -53,7 +53,7 @@ def _fault(compiler: str, path: str) -> str | None:
 
 
 def _fault_of_compiler(command: str, folder: Path) -> str | None:
-    """Why a compiler builds nothing that can be loaded; one that did is noted on disk, until it changes."""
+    """Return the reason why a compiler builds no loadable library; a success is noted on disk, until it changes."""
     state = Path(command).resolve().stat()
     known = (command, state.st_mtime_ns, state.st_size, sys.version, sysconfig.get_path("include"), _PROBE)
     note = f"inductor compiler {known!r}"
@@ -73,11 +73,11 @@ def _failure(command: str, place: Path) -> str | None:
     source, library, output = place / "probe.cpp", place / "probe.so", place / "output"
     source.write_text(_PROBE)
     flags = ["-shared", "-fPIC", "-std=c++17", f"-I{sysconfig.get_path('include')}"]
-    # macOS: the linker is told that Python's symbols come later; where OpenMP lies there, Inductor finds out itself
+    # macOS: the linker must accept Python's symbols later; Inductor finds OpenMP there itself
     flags += ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-fopenmp"]
     call = [command, *flags, str(source), "-o", str(library)]
     try:
-        with output.open("wb") as file:  # no pipe: one is waited for as long as any child of the compiler holds it
+        with output.open("wb") as file:  # no pipe: any child of the compiler would hold it open
             done = subprocess.run(call, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=_PATIENCE)
     except (OSError, subprocess.SubprocessError) as error:
         return _words(error)

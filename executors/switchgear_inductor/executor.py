@@ -17,39 +17,38 @@ from . import environment, loading
 from .grad_rules import rules
 from .variants import Compiled, Variants
 
-#: Run by a library that Inductor calls: they join a region, but make none worthwhile.
+#: Operators from a library called by Inductor: allowed in a region, but no reason for a region.
 _EXTERN = frozenset(f"aten.{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "convolution"))
-#: Of these, and of pointwise operators of PyTorch's core set, it is known without importing Inductor.
+#: Overloads known to have Inductor code without its import; so are pointwise operators of PyTorch's core set.
 _SURE_NAMES = """
 t.default embedding.default native_layer_norm.default native_group_norm.default _softmax.default _log_softmax.default
 _native_batch_norm_legit_functional.default nll_loss_forward.default sum.default sum.dim_IntList mean.default mean.dim
 view.default _unsafe_view.default expand.default permute.default unsqueeze.default slice.Tensor select.int
 amax.default cat.default gather.default index.Tensor max_pool2d_with_indices.default avg_pool2d.default"""
 _SURE = frozenset({*(f"{name}.default" for name in _EXTERN), *(f"aten.{name}" for name in _SURE_NAMES.split())})
-#: The fourth of its results is bytes that its backward reads; the decomposition makes them up.
+#: Its fourth result is bytes for the backward; the decomposition invents them.
 _KEEPING = "aten._batch_norm_with_update_functional.default"
-#: An integer divided by zero is an error of PyTorch's, and the end of the process in Inductor's code.
+#: Integer division by zero is an error in PyTorch, and ends the process in Inductor's code.
 _DIVIDES = frozenset(f"aten.{name}" for name in ("div", "floor_divide", "remainder", "fmod"))
 
 
 class InductorExecutor(sg.FusionExecutor):
-    """Runs regions through Inductor, on CPU and CUDA.
+    """Executor of regions through Inductor, on CPU and CUDA.
 
-    Regions that are alike, as in layers that repeat, are compiled once. The cache on disk serves other processes. A
-    region of symbolic sizes is compiled when it is first called, and once more for sizes that break a decision of
-    Inductor's.
+    Similar regions, as in repeated layers, are compiled once. The cache on disk serves other processes. A region of
+    symbolic sizes is compiled in its first call, and again for sizes that break a decision of Inductor's.
 
     Args:
         name: the name of the executor.
         progress: show the progress of a long compilation, on a terminal by a bar and in a log by lines.
-        **options: Inductor's own (`torch._inductor.config`), such as `max_autotune=True`; one with a dot in its name is
-            given as `**{"cpp.simdlen": 1}`.
+        **options: Inductor's own (`torch._inductor.config`), such as `max_autotune=True`; a name with a dot is passed
+            as `**{"cpp.simdlen": 1}`.
     """
 
     runs_everywhere = True
     symbolic_sizes = True
     boxed = True
-    #: Inductor's time to compile grows faster than a region does, and parts that are alike are compiled once.
+    #: Inductor's compile time grows faster than a region, and similar parts are compiled once.
     maximum = 256
 
     def __init__(self, name: str = "inductor", *, progress: bool = True, **options: Any) -> None:
@@ -70,7 +69,7 @@ class InductorExecutor(sg.FusionExecutor):
         return environment.fault()
 
     def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
-        """Take the overloads that Inductor generates code for, or calls a library for inside that code."""
+        """Accept the overloads for which Inductor generates code, or calls a library inside generated code."""
         if not bound_symbol.is_leaf:
             return sg.Declined("its operators are claimed one by one")
         if bound_symbol.is_random:
@@ -98,7 +97,7 @@ class InductorExecutor(sg.FusionExecutor):
         return None if known else sg.Declined("Inductor would call PyTorch's own kernel")
 
     def supports_region(self, region: sg.Trace) -> sg.Declined | None:
-        """Decline a region in which Inductor would generate code for less than two operators."""
+        """Decline a region in which Inductor would generate code for fewer than two operators."""
         generated = [item for item in self.operators(region) if item.symbol.name.rpartition(".")[0] not in _EXTERN]
         if len(generated) < self.minimum:
             return sg.Declined(
@@ -107,7 +106,7 @@ class InductorExecutor(sg.FusionExecutor):
         return None
 
     def fingerprint(self) -> str:
-        """Return Inductor's options, those changed for the process included; its version is PyTorch's."""
+        """Return Inductor's options, including process-wide changes; its version is PyTorch's."""
         return repr((sorted(self.options.items()), loading.changes()))
 
     def load(self, region: sg.Trace) -> Callable[..., Any] | None:
@@ -125,7 +124,7 @@ class InductorExecutor(sg.FusionExecutor):
         place = loading.place(key, loading.around(self.options, trace.devices))
         try:
             return self._recorded(trace, place, loading.records(place))
-        except Exception:  # a record that cannot be run, or whose files are gone, is of no use to anybody
+        except Exception:  # a record that fails, or has lost its files, is useless
             sg.disk_cache.drop(place)
             return None
 
@@ -139,9 +138,9 @@ class InductorExecutor(sg.FusionExecutor):
         return compiled[0].run if compiled and compiled[0] is not None else None
 
     def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any] | sg.Declined]:
-        """Compile regions one after another, because Inductor compiles in one thread.
+        """Compile regions in sequence, because Inductor compiles in a single thread.
 
-        A region on which it fails is left to others, with one warning.
+        A failing region is left to others, with one warning.
         """
         with sg.executors.Progress(len(regions), self.name, shown=self.progress) as progress:
             return [progress.after(self._made_of(region)) for region in regions]
@@ -218,16 +217,16 @@ def _reason(error: Exception) -> str:
 
 
 def _is_surely_lowered(fn: Any) -> bool:
-    """Whether Inductor has code for an overload in any of its versions: the first call need not wait for its import."""
+    """Check whether every version of Inductor has code for an overload: the first call need not wait for its import."""
     return str(fn) in _SURE or {torch.Tag.core, torch.Tag.pointwise} <= {*getattr(fn, "tags", ())}
 
 
 @functools.cache
 def _internals() -> Any:
-    """Inductor, by its private names; `Declined`, after one warning, where this PyTorch lacks one or fails to load."""
+    """Return Inductor by its private names; `Declined`, after one warning, if a name is missing or fails to load."""
     try:
         with warnings.catch_warnings():
-            # Inductor uses what PyTorch deprecates, and what it tells users of by a FutureWarning
+            # Inductor uses deprecated names of PyTorch, and causes FutureWarnings meant for users
             warnings.simplefilter("ignore", DeprecationWarning)
             warnings.simplefilter("ignore", FutureWarning)
             from . import internals  # noqa: PLC0415 - importing Inductor takes seconds

@@ -1,7 +1,7 @@
-"""Gradients that keep two numbers of each row in place of what was computed from it.
+"""Gradients that save two numbers per row instead of values computed from the row.
 
-PyTorch's formulas for log_softmax and nll_loss keep the logarithms of all probabilities, the latter for their shape. In
-a region nothing else need write them to memory, and the backward makes them again in the loop that reads them.
+PyTorch's formulas for log_softmax and nll_loss save the logarithms of all probabilities, the latter for their shape. In
+a region nothing else needs the logarithms in memory, and the backward recomputes them inside its loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Gradients: TypeAlias = tuple[Tensor | None, ...]
 
 rules = sg.Table("inductor")
 
-#: Bytes of a result that is not worth making again: until a region is compiled, each of the many operators is a call.
+#: Bytes of a result too small to recompute: before a region is compiled, each of its many operators is a call.
 _SMALL = 2**16
 
 
@@ -39,7 +39,7 @@ def _wide(x: Tensor) -> Tensor:
 
 @rules.grad_rule(torch.ops.aten._log_softmax.default, checker=_of_numbers)
 def log_softmax(self: Tensor, dim: int, half_to_float: bool) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Of each row the greatest element is kept, and the logarithm of the sum."""
+    """Save each row's maximum, and the logarithm of its sum."""
     x = _wide(self)
     greatest = x.amax(dim, keepdim=True)
     shifted = x - greatest
@@ -57,7 +57,7 @@ def log_softmax(self: Tensor, dim: int, half_to_float: bool) -> tuple[Tensor, Ca
 def nll_loss(
     self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[tuple[Tensor, Tensor], Callable[[Tensor, Tensor | None], Gradients]]:
-    """Of `self` nothing is kept."""
+    """Save no `self`."""
     output, total_weight = torch.ops.aten.nll_loss_forward.default(self, target, weight, reduction, ignore_index)
 
     def pullback(grad: Tensor, _: Tensor | None) -> Gradients:

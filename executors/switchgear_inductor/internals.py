@@ -1,4 +1,4 @@
-"""Every private API of Inductor and its surroundings that this executor leans on, and nothing else."""
+"""Every private API of Inductor and its surroundings in this executor, and nothing else."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ from .variants import Compiled
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 if hasattr(os, "register_at_fork"):
-    # A forked process has none of the threads of Inductor's pool, and waits for them: as of 2.13, Inductor makes the
-    # pool of processes anew there, and not that of threads.
+    # A forked process has no threads of Inductor's pool, and waits for them: as of 2.13, Inductor recreates the pool of
+    # processes there, but not the pool of threads.
     os.register_at_fork(after_in_child=AsyncCompile.pool.cache_clear)
 
 
 @functools.cache
 def is_lowered(fn: Any) -> bool:
-    """Whether Inductor has more for an overload than a call of PyTorch's kernel."""
+    """Check whether Inductor has more for an overload than a call of PyTorch's kernel."""
     return fn not in fallbacks and (fn in lowerings or fn in select_decomp_table())
 
 
 def python(value: Any) -> str:
-    """Numbers, nested in tuples, as Python; symbolic ones by the names of sizes."""
+    """Return numbers, nested in tuples, as Python; symbolic numbers by the names of sizes."""
     if isinstance(value, tuple):
         return f"({''.join([f'{python(item)}, ' for item in value])})"
     return _printed(value.node.expr) if isinstance(value, _SYMBOLIC) else repr(value)
@@ -68,9 +68,9 @@ def _printed(expression: Any) -> str:
 
 
 class Region:
-    """A region of a trace, with the layouts of what it takes and gives as functions of its numbers.
+    """A region of a trace, with the layouts of inputs and outputs as functions of its numbers.
 
-    What is compiled for it is kept on disk by the key `place`, unless that is None.
+    Compiled code is kept on disk by the key `place`, unless it is None.
     """
 
     def __init__(self, region: sg.Trace, place: str | None) -> None:
@@ -88,25 +88,25 @@ class Region:
 
 
 def keeps_nothing() -> bool:
-    """Whether what Inductor compiles is not to be found again: it is told so, or does what nobody knows by then."""
+    """Check whether Inductor's code cannot be stored: by its settings, or because its later effect is unknown."""
     if config.force_disable_caches or not config.fx_graph_cache:
         return True
-    # these wrap the code once it is loaded
-    # `cudagraph_policy`: 2.11 has none ("AttributeError: torch._inductor.config.cudagraph_policy does not exist")
+    # these wrap the loaded code; `cudagraph_policy`: 2.11 has none ("AttributeError:
+    # torch._inductor.config.cudagraph_policy does not exist")
     if config.triton.cudagraphs or getattr(config, "cudagraph_policy", None) is not None:
         return True
-    # of a decomposition of the user's, nobody knows what it does by now
+    # the later effect of a user's decomposition is unknown
     return not all(getattr(fn, "func", fn).__module__.startswith("torch.") for fn in select_decomp_table().values())
 
 
 def lowered() -> list[str]:
-    """The overloads that Inductor has more for than a call of PyTorch's kernel, by name."""
+    """Return the names of overloads for which Inductor has more than a call of PyTorch's kernel."""
     known = {fn for fn in (*lowerings, *select_decomp_table()) if isinstance(fn, torch._ops.OpOverload)}
     return sorted(str(fn) for fn in known if fn not in fallbacks)
 
 
 def found(record: Mapping[str, Any], region: Region, options: Mapping[str, Any]) -> Compiled | None:
-    """What Inductor keeps by the key in a record, for a region of fixed sizes, if it is still there."""
+    """Return Inductor's stored code by the key in a record, for a region of fixed sizes, or None if it is gone."""
     if not laid_down(record):
         raise ValueError("a file is not kept any more")
     mode = FakeTensorMode(shape_env=_environment())
@@ -125,9 +125,9 @@ def found(record: Mapping[str, Any], region: Region, options: Mapping[str, Any])
 
 
 def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, Any]) -> Compiled:
-    """A function that returns the region's outputs in their proxies' strides, for `sizes` and others.
+    """Return a function that returns the region's outputs in their proxies' strides, for `sizes` and others.
 
-    For which others, Inductor decides on the way; `sizes` are those that it estimates by.
+    Inductor determines the valid sizes; `sizes` serve its estimates.
     """
     env = _environment()
     mode = FakeTensorMode(shape_env=env)
@@ -142,22 +142,22 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
                 raise TypeError(f"its code would return {value.dtype} where PyTorch's kernels return {dtype}")
         return [_permuted(value, stride) for value, stride in zip(results, strides, strict=True)]
 
-    # fixed layouts are guarded already; symbolic ones are PyTorch's formulas, which its kernels need not keep to
+    # fixed layouts are guarded already; symbolic layouts come from PyTorch's formulas, unlike some kernels'
     with _settings({"size_asserts": bool(sizes), **options}), tracing(TracingContext(mode)):
         with mode, enable_python_dispatcher() if sizes else contextlib.nullcontext():
             inputs = _inputs(region, numbers)
             graph = make_fx(permuted, decomposition_table=_decompositions())(*inputs)
-            # what decompositions compute as others do, as of a norm and its backward: each would be a buffer
+            # decompositions repeat values, as of a norm and its backward: each would be a buffer
             graph = torch.fx.GraphModule(graph, fx_graph_cse(graph.graph))
             _simplify(graph)
         (end,) = graph.graph.find_nodes(op="output")
-        # without this, the strides of outputs are Inductor's choice
+        # otherwise Inductor chooses the strides of outputs
         end.meta["user_visible_output_idxs"] = list(range(len(strides)))
         traced = [value.meta["val"].stride() for value in end.args[0]]
         compiled: Any = compile_fx_inner(graph, inputs)
     run = getattr(compiled, "current_callable", None) or compiled
     number_of: Callable[[Any], Any] = env.deserialize_symexpr if sizes else int
-    # in strides with gaps, or of a dimension of one, Inductor writes nothing
+    # for strides with gaps, or of a dimension of size 1, Inductor reports nothing
     known = getattr(compiled, "output_strides", None)
     made = [tuple(map(number_of, one)) for one in known] if known else traced
     odd = [index for index, stride in enumerate(strides) if not _same(made[index], stride)]
@@ -183,7 +183,7 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 _aten = torch.ops.aten
-#: Norms, and which of their arguments is the input.
+#: Norms, each with the position of its input.
 _NORMS = {
     _aten.native_layer_norm.default: 0,
     _aten.native_group_norm.default: 0,
@@ -196,9 +196,9 @@ _NORMS = {
 
 
 def _widened(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
-    """A norm with results of the dtypes that the CPU's kernels give them.
+    """Return a norm with results in the dtypes of CPU kernels.
 
-    Statistics are in float32 where any argument is of float32; Inductor's formulas round them to the input's dtype.
+    Statistics are float32 if any argument is float32; Inductor's formulas round them to the input's dtype.
     """
 
     def norm(*args: Any) -> Any:
@@ -210,7 +210,7 @@ def _widened(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
         if any(one.dtype is torch.float32 for one in tensors):
             wide = tuple([one.float() if isinstance(one, torch.Tensor) else one for one in args])
         result, *others = formula(*wide)
-        # running statistics, as one batch norm returns them
+        # running statistics of a batch norm
         others[2:] = [new.to(args[3].dtype) for new in others[2:]]
         return (None if result is None else result.to(given.dtype), *others)
 
@@ -218,7 +218,7 @@ def _widened(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
 
 
 def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
-    """As Inductor has it, laid out as by PyTorch's kernel: one that is left without empty ones keeps its strides."""
+    """Concatenate as Inductor does, in the layout of PyTorch's kernel: a single non-empty tensor keeps its strides."""
     result = select_decomp_table()[torch.ops.aten.cat.default](tensors, dim)
     if result is NotImplemented:
         return result
@@ -227,7 +227,7 @@ def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Any:
 
 
 def _simplify(graph: torch.fx.GraphModule) -> None:
-    """What torch.compile does to a graph before it is lowered: a scatter onto constants becomes a choice."""
+    """Simplify a graph as torch.compile does before lowering: a scatter onto constants becomes a choice."""
     for patterns in pass_patterns:
         patterns.apply(graph.graph)
     stable_topological_sort(graph.graph)
@@ -236,29 +236,29 @@ def _simplify(graph: torch.fx.GraphModule) -> None:
 
 @contextlib.contextmanager
 def _settings(options: Mapping[str, Any]) -> Iterator[None]:
-    """Inductor as it is to be while it compiles a region."""
+    """Return a context with Inductor's settings for compiling a region."""
     with files_in_place(), config.patch(dict(options)), quoted_paths(), warnings.catch_warnings():
-        # that it does not vectorize them, which no user can change
+        # a lack of vectorisation, outside the user's control
         warnings.filterwarnings("ignore", "bf16 and fp16 are mixed", UserWarning)
-        # advice on a setting of the process, which eager gives nobody
+        # advice on a process-wide setting, which eager does not give
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
         yield
 
 
 def _environment() -> ShapeEnv:
-    """Where symbols live; without one, Inductor keeps nothing on disk."""
+    """Return an environment for symbols; without one, Inductor keeps nothing on disk."""
     return ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
 
 
 def _symbol(env: ShapeEnv, index: int, size: int) -> Any:
-    """A number that is a symbol of its own, with `size` for a hint."""
+    """Return a number with its own symbol, and `size` as hint."""
     source = LocalSource(f"s{index}")
     symbol = env.create_symbol(size, source, DimDynamic.DYNAMIC)
     return env.create_symintnode(symbol, hint=size, source=source)
 
 
 def _conditions(env: ShapeEnv, numbers: Sequence[Any], names: Sequence[str]) -> str | None:
-    """All that was decided in the environment, as Python over these names of the numbers; None if nothing was."""
+    """Return all decisions in the environment, as Python over these names of the numbers; None without decisions."""
     if not env.guards:
         return None
     renamed = {str(number.node._expr): name for number, name in zip(numbers, names, strict=True)}
@@ -267,7 +267,7 @@ def _conditions(env: ShapeEnv, numbers: Sequence[Any], names: Sequence[str]) -> 
 
 
 def _same(stride: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether strides are the same for all numbers, as far as it shows; nothing is decided or traced by asking."""
+    """Check whether strides are visibly equal for all numbers, without deciding or tracing anything."""
     return [*map(_expression, stride)] == [*map(_expression, other)]
 
 
@@ -280,7 +280,7 @@ def _hint(number: Any) -> int:
 
 
 def _permuted(value: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """`value` in PyTorch's order of strides, which a decomposition need not keep; traced, it is part of the region."""
+    """Return `value` in PyTorch's order of strides, which decompositions may change; traced as part of the region."""
     if _same(value.stride(), stride):
         return value
     order = sorted(range(value.dim()), key=lambda dim: (-_hint(stride[dim]), -_hint(value.shape[dim])))

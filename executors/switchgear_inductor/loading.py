@@ -1,8 +1,7 @@
-"""What was compiled for a region, found on disk and run without importing Inductor, which takes seconds.
+"""Loading of compiled regions from disk, without importing Inductor, which takes seconds.
 
-Beside a region's key lies the code that Inductor wrote for it, the libraries that this calls, and for which sizes it
-holds. The code's imports of Inductor are answered by stand-ins, for it needs but a few names of it. What needs more is
-loaded by Inductor (`internals.found`).
+Next to a region's key lie Inductor's code, its libraries, and the condition on sizes. The code imports only a few names
+of Inductor; stand-ins replace them. Other code is loaded by Inductor (`internals.found`).
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ import switchgear as sg
 
 from .variants import Compiled
 
-#: Variables that Inductor and its compiler listen to begin with these.
+#: Prefixes of environment variables that Inductor and its compiler read.
 _LISTENED = ("TORCH", "TRITON", "CXX", "CC", "CPLUS", "OMP", "CUDA_HOME", "PYTORCH")
-#: What Inductor's code calls of PyTorch's kernels, with `out=`, under their names there.
+#: PyTorch kernels that Inductor's code calls with `out=`, by their names there.
 _EXTERN = frozenset({"mm", "addmm", "bmm", "baddbmm", "convolution"})
-#: What it imports, and does not call unless it is told to.
+#: Names that the code imports, and calls only on request.
 _UNUSED = r"\b(run_intermediate_hooks|maybe_profile|align)\("
-#: Of these, those that say only where things are, of what `torch.compile` compiles.
+#: Variables among these with mere locations, for code of `torch.compile`.
 _PLACES = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 
 
 def around(options: Mapping[str, Any], devices: Iterable[torch.device]) -> str:
-    """What decides beside a region, which runs on `devices`, what Inductor makes of it, as a key."""
+    """Return a key of all conditions, other than a region on `devices`, that influence Inductor's code."""
     variables = sorted(
         (name, value) for name, value in os.environ.items() if name.startswith(_LISTENED) and name not in _PLACES
     )
@@ -51,20 +50,20 @@ def around(options: Mapping[str, Any], devices: Iterable[torch.device]) -> str:
 
 
 def is_off() -> bool:
-    """Whether the user has told Inductor in this process to find nothing on disk."""
+    """Check whether the user has disabled Inductor's disk caches in this process."""
     config = sys.modules.get("torch._inductor.config")
     return config is not None and (config.force_disable_caches or not config.fx_graph_cache)
 
 
 def changes() -> str:
-    """What the user changed of Inductor's options in this process; nothing, where it is not even imported."""
+    """Return the user's changes of Inductor's options in this process; empty if it is not imported."""
     config = sys.modules.get("torch._inductor.config")
     return "" if config is None else _changes(config, config.get_hash())
 
 
 @functools.lru_cache(4)
 def _changes(config: Any, hash: bytes) -> str:
-    """The options that are neither at their default nor as a variable says."""
+    """Return the options that differ from their default and from their environment variable."""
     unset = _config_module._UNSET_SENTINEL
     entries = config._config
     changed: dict[str, Any] = {}
@@ -77,12 +76,12 @@ def _changes(config: Any, hash: bytes) -> str:
 
 
 _LOWERED = "lowered"
-#: The overloads by note; a worker may write one at any time.
+#: Overloads by note; a worker may write a note at any time.
 _LOWERED_BY: dict[str, frozenset[str]] = {}
 
 
 def lowered() -> frozenset[str] | None:
-    """The overloads that Inductor generates code for, as was noted by who imported it; None where it is to be asked."""
+    """Return the overloads with Inductor code, as noted by a process with Inductor; None if it must be asked."""
     if "torch._inductor.lowering" in sys.modules:
         return None
     note = _lowered_note()
@@ -108,17 +107,17 @@ def _own() -> str:
 
 
 def place(key: str, around: str) -> str:
-    """The key by which the code for a region is kept on disk."""
+    """Return the key of a region's code on disk."""
     return f"inductor {around} {key}"
 
 
 def records(place: str) -> list[dict[str, Any]]:
-    """Return what is kept by a key: a record for each kind of sizes that something was compiled for."""
+    """Return the records under a key, one for each compiled range of sizes."""
     return sg.disk_cache.load(place) or []
 
 
 def keep(place: str, record: Mapping[str, Any]) -> None:
-    """Add a record; where the folder cannot be written to, nothing is kept."""
+    """Add a record; in a read-only folder, nothing is kept."""
     others = [one for one in records(place) if one.get("holds") != record.get("holds")]
     sg.disk_cache.store(place, [*others, record])
 
@@ -126,23 +125,23 @@ def keep(place: str, record: Mapping[str, Any]) -> None:
 def recorded(
     call: Any, odd: Sequence[int], strides: str, holds: str | None, key: str, written: Iterable[Path]
 ) -> dict[str, Any]:
-    """Return the record of what Inductor compiled, and keep the files that it needs.
+    """Return the record of Inductor's compiled code, and keep its files.
 
     Args:
         call: the compiled function; the record holds its code if that runs without Inductor.
-        odd: the results that are not in the strides of their proxies.
-        strides: these strides, as Python.
-        holds: for which sizes, as Python; None for any.
+        odd: the results with other strides than their proxies.
+        strides: the proxies' strides, as Python.
+        holds: the condition on sizes, as Python; None for any sizes.
         key: the name of Inductor's own record.
-        written: the files that Inductor wrote, of which its own record consists.
+        written: the files of Inductor's own record.
 
     Raises:
-        OSError: where a file cannot be kept, or lies outside of this process's folder.
+        OSError: a file cannot be kept, or lies outside of this process's folder.
     """
     record: dict[str, Any] = {"odd": [*odd], "strides": strides, "holds": holds, "key": key}
 
     def by_inductor() -> dict[str, Any]:
-        """The record of a function that Inductor loads, which finds its files where it wrote them."""
+        """Return the record of a function that Inductor loads from its original file places."""
         files = {_relative(file): sg.disk_cache.store_file(file) for file in {*written, *homes}}
         return {**record, "files": files}
 
@@ -163,13 +162,13 @@ def recorded(
         return by_inductor()
     try:
         _run(source, libraries)
-    except Exception:  # it needs more of Inductor than there are stand-ins for
+    except Exception:  # more names of Inductor than stand-ins
         return by_inductor()
     return {**record, "code": source, "libraries": libraries}
 
 
 def _relative(file: Path) -> str:
-    """A file's place in this process's folder for Inductor. Raises `OSError` where it lies elsewhere."""
+    """Return a file's place in this process's folder for Inductor. Raises `OSError` if it lies elsewhere."""
     folder = sg.disk_cache.workplace()
     if not file.is_relative_to(folder):
         raise OSError(f"{file} was not written by this process")
@@ -177,7 +176,7 @@ def _relative(file: Path) -> str:
 
 
 def laid_down(record: Mapping[str, Any]) -> bool:
-    """Put the files of a record where Inductor looks for them; return whether all are there."""
+    """Copy the files of a record to Inductor's folder; return whether all are there."""
     for name, digest in record["files"].items():
         kept, target = sg.disk_cache.load_file(digest), sg.disk_cache.workplace() / name
         if kept is None:
@@ -189,7 +188,7 @@ def laid_down(record: Mapping[str, Any]) -> bool:
 
 
 def loaded(record: Mapping[str, Any], names: Sequence[str]) -> Compiled | None:
-    """What runs a record, for the numbers of these names; None where it needs Inductor, or is not there any more."""
+    """Return the runnable code of a record, for numbers of these names; None if Inductor is needed, or code is gone."""
     if "code" not in record:
         return None
     run = _run(record["code"], record["libraries"])
@@ -200,9 +199,9 @@ def loaded(record: Mapping[str, Any], names: Sequence[str]) -> Compiled | None:
 def laid_out(
     run: Callable[..., Any], odd: Sequence[int], strides: Callable[..., Any], count: int
 ) -> Callable[[list[Any]], Any]:
-    """The same with the `odd` ones of its results in their proxies' strides, in which Inductor does not write."""
+    """Return a function with its `odd` results in their proxies' strides, in which Inductor does not write."""
     if not odd:
-        # an object of its own, for Inductor's caches keep theirs
+        # a separate object, because Inductor's caches keep theirs
         return functools.partial(run)
 
     def run_laid_out(args: list[Any]) -> list[torch.Tensor]:
@@ -219,7 +218,7 @@ def laid_out(
 
 
 def function(names: Sequence[str], expression: str) -> Callable[..., Any]:
-    """What Python says of numbers of these names, which may be symbolic."""
+    """Return an expression over numbers of these names, possibly symbolic, as a function."""
     code = compile(f"lambda {', '.join(names)}: {expression}", "<sizes>", "eval")
     scope: dict[str, Any] = {"torch": torch}
     if any(name not in ("torch", *names) for name in _names(code)):
@@ -236,7 +235,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _run(source: str, libraries: Mapping[str, str]) -> Callable[..., Any]:
-    """The function `call` of code that Inductor wrote, with its libraries."""
+    """Return the function `call` of Inductor's code, with its libraries."""
     kernels = iter(libraries.items())
 
     class AsyncCompile:
@@ -271,7 +270,7 @@ def _run(source: str, libraries: Mapping[str, str]) -> Callable[..., Any]:
 
 
 def _kernel(digest: str) -> Callable[..., Any]:
-    """The function that a library that Inductor built brings to Python. Raises `ValueError` if that is not kept."""
+    """Return the Python function of a library built by Inductor. Raises `ValueError` if it is not kept."""
     path = sg.disk_cache.load_file(digest)
     if path is None:
         raise ValueError("a library is not kept any more")
@@ -280,7 +279,7 @@ def _kernel(digest: str) -> Callable[..., Any]:
 
 @functools.cache
 def _loaded_kernel(path: Path) -> Callable[..., Any]:
-    # it reads from there where a tensor's data is, when it is loaded
+    # on loading, it reads the address of a function for tensor data from this variable
     address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
     name = f"{path.stem}.kernel"

@@ -1,8 +1,8 @@
-"""Where Inductor keeps the files of what we compile: in a folder of this process's alone, which is empty at first.
+"""Places of Inductor's files: a folder of this process alone, empty at first.
 
-Its own folder, by default `torchinductor_USER` in the temporary folder, may have been made by somebody else, whose code
-it would run; and in there it takes a damaged file as it is. What other processes are to find is kept by
-`sg.disk_cache`. Precompiled headers alone, which take ten seconds, are shared, and compared with a digest before use.
+Another user may have created Inductor's own folder (by default `torchinductor_USER` in the temporary folder), and
+Inductor would run the code there. It also uses damaged files there unchecked. `sg.disk_cache` keeps files for other
+processes. Only precompiled headers are shared, because they take ten seconds; a digest is checked before use.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ codecache: Any = _codecache
 
 @contextlib.contextmanager
 def files_in_place() -> Iterator[None]:
-    """Have Inductor write its files to this process's folder, and share no precompiled header but those of ours."""
+    """Make Inductor write its files to this process's folder, and share only precompiled headers of this executor."""
     headers = sg.disk_cache.shared("headers")
     folder, locks = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
     precompile, is_shared = codecache._precompile_header, config.cpp_cache_precompile_headers
-    # TRITON_CACHE_DIR is by default a part of the other, and Inductor sets it
+    # TRITON_CACHE_DIR is by default inside the other folder, and Inductor sets it
     variables = {"TORCHINDUCTOR_CACHE_DIR": str(sg.disk_cache.workplace()), "TRITON_CACHE_DIR": None}
     before = {name: os.environ.get(name) for name in variables}
     try:
@@ -47,7 +47,7 @@ def files_in_place() -> Iterator[None]:
 
 
 def files_of_ours() -> frozenset[Path]:
-    """Return the files in this process's folder that hold something."""
+    """Return the non-empty files in this process's folder."""
     files = (one for one in sg.disk_cache.workplace().rglob("*") if one.suffix not in (".lock", ".tmp"))
     return frozenset(one for one in files if one.is_file())
 
@@ -65,7 +65,7 @@ _build: Callable[..., str] = codecache._precompile_header.__wrapped__
 
 @functools.cache
 def _precompiled(folder: Path, header: str, *args: Any, **command: Any) -> str:
-    """What Inductor's function does, with a header that was compiled before only if its digest is the one noted."""
+    """Do the work of Inductor's function, but reuse a precompiled header only if its digest is as noted."""
     with FileLock(str(folder / "lock"), timeout=codecache.LOCK_TIMEOUT):
         before = {*folder.iterdir()}
         source = Path(_build(header, *args, **command))
@@ -79,6 +79,6 @@ def _precompiled(folder: Path, header: str, *args: Any, **command: Any) -> str:
 
 
 def _digests(source: Path) -> dict[Path, str]:
-    """The digests of a header and of what was compiled of it."""
+    """Return the digests of a header and of its precompiled files."""
     files = [source, *sorted(source.parent.glob(f"{source.name}.?ch"))]
     return {one: sg.disk_cache.digest_of(one.read_bytes()) for one in files}

@@ -1,8 +1,8 @@
 """Paths with spaces and quotes in the command lines of Inductor's builds.
 
-PyTorch joins a command line out of strings and splits it again by a shell's rules. Of the paths in it, it quotes those
-of include directories, from 2.14 on those of libraries too. So under a path with a space the compiler is told to read
-files that do not exist, and under one with a quote the command has no end ("No closing quotation").
+PyTorch joins strings into a command line and splits the line again by a shell's rules. Only paths of include
+directories are quoted, from 2.14 on also paths of libraries. Under a path with a space the compiler is told to read
+files that do not exist. Under a path with a quote the command has no end ("No closing quotation").
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch._inductor.cpp_builder import CppBuilder
 
 @contextlib.contextmanager
 def quoted_paths() -> Iterator[None]:
-    """Inductor's builds quote the paths in their command lines, on every thread: it compiles on threads of its own."""
-    if sys.platform == "win32":  # commands are put together, and split, by other rules there
+    """Quote the paths in command lines of Inductor's builds, on every thread: it has compiler threads of its own."""
+    if sys.platform == "win32":  # Windows joins and splits commands by other rules
         yield
         return
     original: Any = CppBuilder.__init__

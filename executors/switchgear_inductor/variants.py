@@ -1,4 +1,4 @@
-"""A region of symbolic sizes, and what was compiled for which of them."""
+"""Variants of a region of symbolic sizes, each compiled for some sizes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import switchgear as sg
 
-#: How often a region is compiled.
+#: Maximal number of compilations of a region.
 LIMIT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What became of a region: `run` takes a list of numbers and inputs, which it empties.
+    """A compiled region: `run` takes a list of numbers and inputs, and empties it.
 
-    `holds` says for which numbers, None for any.
+    `holds` is the condition on the numbers, None for any.
     """
 
     run: Callable[..., Any]
@@ -25,10 +25,10 @@ class Compiled:
 
 
 class Variants:
-    """Runs a region by the first of what was compiled for it that holds for the `count` numbers of a call.
+    """Callable that runs a region by its first variant valid for the `count` numbers of a call.
 
-    Where none does, `compile` makes another for these numbers; without it, and once there are `LIMIT`, PyTorch's
-    `function` runs it.
+    Without a valid variant, `compile` makes another for these numbers. Without `compile`, or after `LIMIT` variants,
+    PyTorch's `function` runs the region.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Variants:
         self._count = count
 
     def __call__(self, args: list[Any]) -> Any:
-        """The region's outputs for a list of numbers and inputs, which is emptied."""
+        """Return the region's outputs for a list of numbers and inputs, which is emptied."""
         numbers = args[: self._count]
         for one in self._compiled:
             if one.holds is None or one.holds(*numbers):
@@ -58,7 +58,7 @@ class Variants:
         given = [*args]
         try:
             return compiled.run(args)
-        except AssertionError:  # a tensor has other strides than the trace says, which Inductor's code does not read
+        except AssertionError:  # strides differ from the trace, and Inductor's code does not read them
             return self._function(given)
 
     def _another(self, numbers: Sequence[int], compile: Callable[[Sequence[int]], Compiled]) -> Compiled:

@@ -1,4 +1,4 @@
-"""Is nvFuser here, can it translate, can it execute: asked without importing it, for that takes a second."""
+"""Availability of nvFuser: installed, able to translate, able to execute; checked without its slow import."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import torch
 
 import switchgear as sg
 
-#: What nvFuser's last wheels are built for, and the version after it, which lacks one symbol: see `load`.
+#: The PyTorch of nvFuser's last wheels, and the next version, without one symbol: see `load`.
 TORCH_VERSIONS = ("2.10", "2.11")
 WHEEL = "nvfuser-cu130-torch210==0.2.36.dev20260301"
 
 
 def untranslatable() -> str | None:
-    """Why nvFuser cannot even define fusions here; None when it can."""
+    """Return why nvFuser cannot even define fusions here, or None."""
     version = ".".join(torch.__version__.split(".")[:2])
     if version not in TORCH_VERSIONS:
         return f"nvFuser is built for PyTorch {' and '.join(TORCH_VERSIONS)}, and this is {torch.__version__}"
     if torch.version.cuda is None:
         return f"nvFuser needs a PyTorch that is built with CUDA, and this is {torch.__version__}"
-    # last: where it would not work, nobody is told to install it
+    # last: do not advise an installation that would not work
     if importlib.util.find_spec("nvfuser_direct") is None:
         return f"nvFuser is not installed (pip install --no-deps --pre {WHEEL})"
     if os.environ.get("LD_BIND_NOW"):
@@ -34,7 +34,7 @@ def untranslatable() -> str | None:
 
 
 def inexecutable() -> str | None:
-    """Why nvFuser cannot run anything here; None when it can."""
+    """Return why nvFuser cannot run anything here, or None."""
     reason = untranslatable()
     if reason is None and not torch.cuda.is_available():
         return "nvFuser translates, but cannot execute: there is no CUDA device"
@@ -43,18 +43,18 @@ def inexecutable() -> str | None:
 
 @functools.cache
 def load() -> Any:
-    """The module `nvfuser_direct`."""
+    """Import and return the module `nvfuser_direct`."""
     reason = untranslatable()
     if reason is not None:
         raise sg.errors.ExecutorUnavailable(f"executor nvfuser: {reason}")
-    # Built for PyTorch 2.10, it refers to a constructor (c10::MessageLogger) that 2.11 has not. Only what several
-    # processes run when they find no port calls it: so it is bound lazily, and the port is there.
+    # Built for PyTorch 2.10, nvFuser refers to a constructor (c10::MessageLogger) missing in 2.11. The constructor runs
+    # only in several processes that find no port. So the symbol is bound lazily, and a port is set.
     os.environ.setdefault("NVFUSER_MASTER_PORT", "29542")
     flags = sys.getdlopenflags()
     sys.setdlopenflags((flags & ~os.RTLD_NOW) | os.RTLD_LAZY)
     try:
         with warnings.catch_warnings():
-            # what its own imports warn of is no concern of a user's
+            # warnings of its own imports do not concern users
             warnings.simplefilter("ignore")
             import nvfuser_direct  # noqa: PLC0415 - takes a second, and is not to be had everywhere
     except ImportError as error:
@@ -65,7 +65,7 @@ def load() -> Any:
 
 
 def installed_version() -> str:
-    """nvFuser's version; nothing where it cannot be loaded."""
+    """Return nvFuser's version, or an empty text if it cannot be loaded."""
     try:
         return str(load().version())
     except sg.errors.ExecutorUnavailable:

@@ -1,4 +1,4 @@
-"""What is to be defined in nvFuser, as a value: made without nvFuser, compared and printed; defined where it is."""
+"""Definitions for nvFuser as values: made, compared and printed without nvFuser, and defined where it exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import switchgear as sg
 
-#: PyTorch's dtypes that nvFuser computes with here, by nvFuser's names. It has no 8-bit and 16-bit integers.
+#: PyTorch dtypes for computation in nvFuser, by nvFuser's names. nvFuser has no 8-bit and 16-bit integers.
 DTYPES: Mapping[torch.dtype, str] = {
     torch.float64: "Double",
     torch.float32: "Float",
@@ -36,10 +36,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """An input: its sizes (-1 is any, 1 is broadcast), and what is known of its strides.
+    """An input: its sizes (-1 is any, 1 is broadcast), and known properties of its strides.
 
-    `contiguity` says of each dimension, the slowest first, whether it lies close to the next one; None where it is
-    broadcast. `stride_order` is the rank of each dimension, 0 being the fastest.
+    `contiguity` tells for each dimension, the slowest first, whether it is dense over the next one; None if broadcast.
+    `stride_order` is the rank of each dimension, with 0 as the fastest.
     """
 
     shape: tuple[int, ...]
@@ -50,7 +50,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One call of an operator of nvFuser's."""
+    """One call of an nvFuser operator."""
 
     operator: str
     args: tuple[Any, ...]
@@ -64,9 +64,9 @@ class Line:
 
 @dataclass(slots=True)
 class Definition:
-    """A fusion in the making, and then what an nvFuser `FusionDefinition` is made from.
+    """A fusion under construction, and later the source of an nvFuser `FusionDefinition`.
 
-    Equal keys are equal fusions: the key holds everything that `define` reads, and where it runs if no input says so.
+    Equal keys mean equal fusions: the key holds everything that `define` reads, and the device if no input tells.
     """
 
     device: torch.device | None = None
@@ -76,19 +76,19 @@ class Definition:
     _count: int = 0
 
     def input(self, layout: Layout) -> Value:
-        """Another input tensor."""
+        """Add an input tensor, and return its value."""
         value = self._new(layout.dtype)
         self.inputs.append((value, layout))
         return value
 
     def call(self, operator: str, *args: Any, dtype: torch.dtype | None, **kwargs: Any) -> Value:
-        """The result of an operator, of the dtype that nvFuser gives it."""
+        """Add an operator; return its result, in nvFuser's result dtype."""
         return self.calls(operator, *args, dtypes=(dtype,), **kwargs)[0]
 
     def calls(
         self, operator: str, *args: Any, dtypes: Sequence[torch.dtype | None], **kwargs: Any
     ) -> tuple[Value, ...]:
-        """The results of an operator that has several."""
+        """Add an operator with several results, and return them."""
         results = tuple([self._new(dtype) for dtype in dtypes])
         self.lines.append(Line(operator, args, kwargs, results))
         return results
@@ -99,7 +99,7 @@ class Definition:
 
     @property
     def key(self) -> Any:
-        """What two definitions of the same fusion have in common."""
+        """The key of all definitions of one fusion."""
         return frozen(
             (
                 [(value.number, layout) for value, layout in self.inputs],
@@ -114,9 +114,9 @@ class Definition:
         return "\n".join([*given, *map(str, self.lines), f"return {', '.join(map(str, self.outputs))}"])
 
     def define(self, fusion: Any, types: Mapping[torch.dtype, Any]) -> None:
-        """Make the calls on `fusion`, an nvFuser `FusionDefinition` or one that behaves so; `types` are its dtypes.
+        """Make the calls on `fusion`, an nvFuser `FusionDefinition` or a similar object; `types` are its dtypes.
 
-        A result of another dtype than nvFuser is taken to give is an error, not a wrong result.
+        A result with another dtype than expected of nvFuser is an error, not a wrong result.
         """
         made: dict[int, Any] = {}
         for value, layout in self.inputs:
@@ -153,10 +153,10 @@ class Definition:
 
 
 def layout_of(proxy: sg.TensorProxy, *, static: bool) -> Layout:
-    """What nvFuser is told of an input; its sizes only if they are static."""
+    """Return nvFuser's description of an input; with its sizes only if they are static."""
     rank = len(proxy.shape)
     broadcast = [size == 1 or stride == 0 for size, stride in zip(proxy.shape, proxy.stride, strict=True)]
-    # a dimension that is broadcast keeps its place among the others
+    # a broadcast dimension keeps its place among the others
     places = list(proxy.stride)
     for dim in reversed(range(rank)):
         if broadcast[dim]:
@@ -177,7 +177,7 @@ def layout_of(proxy: sg.TensorProxy, *, static: bool) -> Layout:
 
 
 def frozen(value: Any) -> Any:
-    """A nest of plain values as a dictionary key: numbers by type too, for 1 is not 1.0, and 0.0 not -0.0."""
+    """Return nested plain values as a dictionary key: numbers also by type, as 1 differs from 1.0, 0.0 from -0.0."""
     if isinstance(value, (tuple, list)):
         return tuple([frozen(item) for item in value])
     if isinstance(value, Mapping):
@@ -186,7 +186,7 @@ def frozen(value: Any) -> Any:
 
 
 def mapped(function: Callable[[Any], Any], value: Any, kind: type) -> Any:
-    """`value` with everything of a kind in its nest of tuples, lists and dicts replaced by `function` of it."""
+    """Return `value` with each object of a kind in nested tuples, lists and dicts replaced by `function` of it."""
     if isinstance(value, kind):
         return function(value)
     if isinstance(value, (tuple, list)):

@@ -1,4 +1,4 @@
-"""Definitions at work: nvFuser's own objects, made when they first run."""
+"""Execution of definitions by nvFuser's own objects, created in their first run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 
 
 class Fused:
-    """What runs a definition; regions that are alike share one."""
+    """Runner of a definition, shared by similar regions."""
 
     __slots__ = ("__weakref__", "run")
 
@@ -23,16 +23,16 @@ class Fused:
 
 
 def types(nvfuser: Any) -> Mapping[torch.dtype, Any]:
-    """nvFuser's dtypes."""
+    """Return nvFuser's dtypes."""
     return {dtype: getattr(nvfuser.DataType, name) for dtype, name in DTYPES.items()}
 
 
 def fusion(definition: Definition) -> Any:
-    """An nvFuser `FusionDefinition`."""
+    """Return an nvFuser `FusionDefinition`."""
     nvfuser = load()
     fault: Exception | None = None
     with nvfuser.FusionDefinition() as made:
-        # raised in here, nvFuser would print it too
+        # nvFuser would also print an exception raised here
         try:
             definition.define(made, types(nvfuser))
         except Exception as error:
@@ -43,7 +43,7 @@ def fusion(definition: Definition) -> Any:
 
 
 def fused(definition: Definition) -> Run:
-    """nvFuser's own execution, on the device of the tensors; sizes that are new to it may compile other kernels."""
+    """Return nvFuser's own execution, on the device of the tensors; new sizes may compile other kernels."""
     made = fusion(definition)
     device = definition.device
     return lambda args: made.execute(list(args), **({} if device is None else {"device": device.index or 0}))

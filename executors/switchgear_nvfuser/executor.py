@@ -21,21 +21,21 @@ from .internals import laid_out
 from .lowering import define, lowered
 from .translation import Untranslatable
 
-#: Too little memory, and an error of the device, are no failures of a region.
+#: Errors that are not failures of a region: too little memory, and an error of the device.
 _OUT_OF_HAND = (torch.OutOfMemoryError, torch.AcceleratorError)
-#: Makes of a definition what runs it: a function of the tensors, in order, that returns a list of them.
+#: Function from a definition to its runner: a function of the tensors, in order, that returns a list of tensors.
 Runner: TypeAlias = Callable[[Definition], Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]]
 
 
 class NvfuserExecutor(sg.FusionExecutor):
-    """Runs regions of pointwise operators, reductions, norms, views and indexing as kernels of nvFuser.
+    """Executor of pointwise operators, reductions, norms, views and indexing, in regions run by nvFuser.
 
-    A definition serves any sizes, unless an operator of its region spells them.
+    A definition serves any sizes, unless an operator of its region contains them.
 
     Args:
         static_sizes: make one definition for each combination of sizes.
-        runner: takes definitions in place of nvFuser. The executor then takes tensors of the CPU too. Claiming, regions
-            and definitions can be looked at and replayed on any machine.
+        runner: runs definitions in place of nvFuser. The executor then accepts CPU tensors too. Claiming, regions and
+            definitions can be inspected and replayed on any machine.
     """
 
     def __init__(self, *, static_sizes: bool = False, runner: Runner | None = None) -> None:
@@ -50,7 +50,7 @@ class NvfuserExecutor(sg.FusionExecutor):
         return inexecutable() if self.runner is None else None
 
     def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
-        """Take operators that are translated with PyTorch's meaning, directly or by PyTorch's decomposition."""
+        """Accept operators translated with PyTorch's meaning, directly or by PyTorch's decomposition."""
         if not bound_symbol.is_leaf:
             return sg.Declined("its operators are claimed one by one")
         if bound_symbol.is_random:
@@ -65,7 +65,7 @@ class NvfuserExecutor(sg.FusionExecutor):
         return None
 
     def supports_region(self, region: sg.Trace) -> sg.Declined | None:
-        """Decline a region of views alone, and one of a single operator, which starts faster by itself."""
+        """Decline a region of views alone, and a region of a single operator, which starts faster by itself."""
         if not self.operators(region):
             return sg.Declined("a region of views alone")
         return super().supports_region(region)
@@ -75,7 +75,7 @@ class NvfuserExecutor(sg.FusionExecutor):
         return f"static_sizes={self.static_sizes}, {installed_version()}"
 
     def compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
-        """Return nvFuser's kernels for a region. A region that it fails on is left to others, with one warning.
+        """Return nvFuser's kernels for a region. A failing region is left to others, with one warning.
 
         nvFuser compiles, and may fail, in its first run, so the region runs once on tensors of zeros.
         """
@@ -105,15 +105,15 @@ class NvfuserExecutor(sg.FusionExecutor):
 
 
 class _Region:
-    """What runs a region: it gives fresh tensors in their proxies' strides, whatever comes out of the fusion."""
+    """Callable that runs a region and returns fresh tensors in their proxies' strides, whatever the fusion returns."""
 
     def __init__(self, region: sg.Trace, fused: Fused) -> None:
         self.region = region
         self.fused = fused
         self.strides = [proxy.stride for proxy in region.outputs if proxy is not None]
-        #: What runs in nvFuser's place, once it has failed.
+        #: The substitute for nvFuser after a failure.
         self.others: Callable[..., Any] | None = None
-        #: The outputs that are copied; found out by the first call, for layouts and kernels are then settled.
+        #: The outputs to copy; determined by the first call, when layouts and kernels are settled.
         self.copied: list[int] | None = None
 
     def __call__(self, *args: torch.Tensor) -> Any:
@@ -126,7 +126,7 @@ class _Region:
         except RuntimeError as error:
             if self.copied is None:
                 raise
-            # it has compiled anew, for other alignments or sizes
+            # a new compilation, for other alignments or sizes
             _warn(self.region, "PyTorch runs instead", error)
             self.others = self.region.function()
             return self.others(*args)
@@ -153,7 +153,7 @@ class _Region:
 
 
 def _warn(region: sg.Trace, then: str, error: Exception) -> str:
-    """Say that nvFuser fails on a region, and what becomes of it; returns why."""
+    """Warn that nvFuser fails on a region, with the consequence; return the reason."""
     operators = ", ".join(dict.fromkeys(item.symbol.name for item in region.bound_symbols))
     text = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {text[0] if text else ''}"

@@ -1,4 +1,4 @@
-"""Translations of operators that make tensors from numbers."""
+"""Translations of operators that create tensors from numbers."""
 
 from __future__ import annotations
 

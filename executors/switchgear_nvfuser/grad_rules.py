@@ -1,9 +1,9 @@
-"""Gradients that keep statistics of a row in place of what was computed from it.
+"""Gradients that save statistics of a row instead of values computed from the row.
 
-PyTorch's formula for the cross entropy keeps the logarithms of all probabilities: of logits in 16 bits that were cast,
-twice their size. A root mean square norm is taken apart outside of CUDA's fused kernel, and keeps its steps. Here the
-backward makes these again, in the kernels that read them, from the input, which lives anyway or is cheap to make, and
-from one number of each row, in 32 bits at least. Layer norms keep two numbers of each row in PyTorch already.
+PyTorch's formula for the cross entropy saves the logarithms of all probabilities: for cast 16-bit logits, twice their
+size. A root mean square norm outside CUDA's fused kernel is decomposed, and saves its steps. With these rules, the
+backward recomputes such values in the reading kernels. Its sources are the input, which lives anyway or is cheap to
+recompute, and one number per row, in 32 bits at least. Layer norms save two numbers per row in PyTorch already.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Gradients: TypeAlias = tuple[Tensor | None, ...]
 
 rules = sg.Table("nvfuser")
 
-#: Classes are compared in 32 bits: nvFuser's kernel of the cross entropy's gradient takes half the time then.
+#: Classes are compared in 32 bits: nvFuser's kernel of the cross entropy's gradient then takes half the time.
 _MOST_CLASSES = 2**31 - 1
 
 
@@ -30,7 +30,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _floating(call: sg.BoundSymbol) -> str | None:
-    """Why a call is not one for these rules, whatever the operator."""
+    """Return why these rules do not apply to a call, whatever the operator."""
     if any(proxy.dtype.is_complex for proxy in call.inputs):
         return "complex numbers"
     if call.inputs and not call.inputs[0].shape:
@@ -45,7 +45,7 @@ def _plain_norm(call: sg.BoundSymbol) -> bool | str:
 
 
 def _rows_of(x: Tensor, normalized_shape: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The dimensions that are not normalised, and those that are."""
+    """Return the dimensions that are not normalised, and the normalised ones."""
     split = x.dim() - len(normalized_shape)
     return list(range(split)), list(range(split, x.dim()))
 
@@ -58,7 +58,7 @@ def _summed(x: Tensor, dims: list[int]) -> Tensor:
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> tuple[Tensor, Callable[[Tensor], Gradients]]:
-    """The root mean square's reciprocal is kept."""
+    """Save the reciprocal of the root mean square."""
     outer, inner = _rows_of(input, normalized_shape)
     x = _wide(input)
     scale = torch.rsqrt((x * x).mean(inner, keepdim=True) + (torch.finfo(x.dtype).eps if eps is None else eps))
@@ -108,11 +108,11 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> tuple[Tensor, Callable[[Tensor], Gradients]]:
-    """The logarithm of each row's sum of exponentials is kept."""
+    """Save the logarithm of each row's sum of exponentials."""
     counts = target != ignore_index
     column = torch.where(counts, target, 0).unsqueeze(1)
     total = _wide(input).logsumexp(1)
-    # of a wide copy it would be read by a kernel of PyTorch's, for which nvFuser writes all of that copy
+    # not from a wide copy: a PyTorch kernel would read it, and nvFuser would write all of the copy
     own = _wide(input.gather(1, column).squeeze(1))
     losses = torch.where(counts, total - own, 0.0)
     number = counts.sum().to(total.dtype)

@@ -1,6 +1,6 @@
-"""Translations of operators that read where a tensor of indices says, and of the losses that do.
+"""Translations of operators that read by a tensor of indices, and of losses that do.
 
-As in any fused code, an index that is out of bounds is no error: eager's assertion on the device is not there.
+As in any fused code, an index out of bounds is no error: eager's assertion on the device is absent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ leaves(
 
 
 def _rows(t: Translator, x: sg.TensorProxy, dim: int, index: sg.TensorProxy, positions: Value) -> Value:
-    """`x` at some positions in a dimension, which the dimensions of `index` replace."""
+    """Return `x` at positions in a dimension, which the dimensions of `index` replace."""
     count = math.prod(index.shape)
     rows = t.call("index_select", t.tensor(x, x.dtype), t.reshaped(positions, index.shape, [count]), dim)
     return t.reshaped(rows, (*x.shape[:dim], count, *x.shape[dim + 1 :]), t.output.shape)
@@ -77,11 +77,11 @@ def scatter(t: Translator, x: sg.TensorProxy, dim: int, index: sg.TensorProxy, s
     return t.call("scatter", *given, dim % len(x.shape))
 
 
-# The negative log likelihood, for one row or several; what `ignore_index` names weighs nothing.
+# The negative log likelihood, for one row or several; `ignore_index` has weight zero.
 
 
 def _picked(t: Translator, x: sg.TensorProxy, target: sg.TensorProxy, ignored: int) -> tuple[Value, Value]:
-    """Of each row, which column the target is, with a dimension for it; and whether the row counts."""
+    """Return the mask of each row's target column, and whether the row counts, with a dimension for columns."""
     if len(x.shape) > 2:
         raise Untranslatable("of more than two dimensions")
     rank = len(x.shape)
@@ -92,7 +92,7 @@ def _picked(t: Translator, x: sg.TensorProxy, target: sg.TensorProxy, ignored: i
 
 
 def _weights(t: Translator, x: sg.TensorProxy, weight: Any, picked: Value, counts: Value, dtype: torch.dtype) -> Value:
-    """The weight of each row, with a dimension for its columns."""
+    """Return the weight of each row, with a dimension for its columns."""
     if weight is None:
         return t.cast(counts, dtype)
     rank = len(x.shape)
@@ -111,7 +111,7 @@ def nll_loss(
     picked, counts = _picked(t, x, target, ignored)
     factors = _weights(t, x, weight, picked, counts, dtype)
     taken = t.call("where", picked, t.tensor(x, dtype), zero, dtype=dtype)
-    # what does not count is no summand, even where it is infinite
+    # an ignored row is not summed, even if it is infinite
     own = t.call("where", counts, t.call("sum", taken, [last], True), zero, dtype=dtype)
     losses = t.call("squeeze", t.call("neg", t.call("mul", own, factors)), [last])
     if reduction == 0 and last:

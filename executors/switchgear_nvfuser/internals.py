@@ -1,4 +1,4 @@
-"""Every private API of PyTorch that this executor leans on, and nothing else."""
+"""Every private API of PyTorch in this executor, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 import switchgear as sg
 
-#: From an operator and its arguments to what it returns, or NotImplemented.
+#: Function from an operator and its arguments to its result, or NotImplemented.
 Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Dispatched(TorchDispatchMode):
-    """While it is on, every call of an operator overload goes to `handler`, where it is off."""
+    """Mode that sends every call of an operator overload to `handler`, outside the mode."""
 
     def __init__(self, handler: Handler) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # of PyTorch
@@ -27,12 +27,12 @@ class Dispatched(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Hand the call over."""
+        """Pass the call to the handler."""
         return self.handler(func, args, kwargs or {})
 
 
 def decomposition_of(overload: Any) -> Callable[..., Any] | None:
-    """What PyTorch decomposes an overload into, as a function of its arguments."""
+    """Return PyTorch's decomposition of an overload, as a function of its arguments."""
     found: Any = decomposition_table.get(overload)
     if found is not None:
         return found  # type: ignore[no-any-return]
@@ -42,16 +42,16 @@ def decomposition_of(overload: Any) -> Callable[..., Any] | None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Where no mode of the user's sees, or changes, what is called."""
+    """Return a context in which no mode of the user sees, or changes, calls."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
 def fake_mode() -> Any:
-    """A mode in which tensors have no data, on devices that need not be there."""
+    """Return a mode in which tensors have no data, on devices that need not exist."""
     return FakeTensorMode()
 
 
 def laid_out(proxy: sg.TensorProxy) -> torch.Tensor:
-    """A tensor with the metadata of a proxy, of any values; a fake one inside a fake mode."""
+    """Return a tensor with the metadata of a proxy, with any values; a fake tensor inside a fake mode."""
     return torch.empty_strided(proxy.shape, proxy.stride, dtype=proxy.dtype, device=proxy.device)

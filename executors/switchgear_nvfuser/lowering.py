@@ -1,4 +1,4 @@
-"""Which calls nvFuser runs, as they are or taken apart, and the definition of a region of them."""
+"""Lowering: calls that nvFuser runs, directly or decomposed, and the definition of a region of such calls."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .definition import DTYPES, Definition, Value, frozen, layout_of, mapped
 from .internals import Dispatched, decomposition_of, fake_mode, laid_out, undisturbed
 from .translation import LEFT, TRANSLATIONS, Translator, Untranslatable
 
-#: More dimensions nvFuser does not take.
+#: Maximal number of dimensions for nvFuser.
 RANKS = 8
 _KNOWN_MAX = 4096
-#: What `lowered` found, by operator and metadata.
+#: Results of `lowered`, by operator and metadata.
 _known: dict[Any, tuple[sg.BoundSymbol, ...] | str] = {}
 
 
 def lowered(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
-    """The calls of translated operators that a leaf comes to; `Untranslatable` says why there are none."""
+    """Return the calls of translated operators for a leaf; raise `Untranslatable` with the reason if there are none."""
     fn = item.symbol.fn
     if not isinstance(fn, torch._ops.OpOverload):
         raise Untranslatable("it is no operator of PyTorch's")
@@ -55,7 +55,7 @@ def lowered(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
     names = {number: name for name, number in numbers.items()}
 
     def named(proxy: sg.TensorProxy) -> sg.TensorProxy:
-        # no name of a trace has a dot: what is made on the way is the first output's
+        # no name of a trace has a dot: intermediates are named after the first output
         return replace(proxy, name=names.get(proxy.name) or f"{item.outputs[0].name}.{proxy.name}")
 
     calls = []
@@ -77,7 +77,7 @@ def _check(proxy: sg.TensorProxy) -> None:
 
 
 def _template(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...] | str:
-    """The calls, or the reason why there are none."""
+    """Return the calls, or the reason why there are none."""
     try:
         calls = (item,) if item.symbol.fn in TRANSLATIONS else _decomposed(item)
         define(sg.Trace("call", _distinct(item), item.outputs, calls), static=False)
@@ -91,9 +91,9 @@ def _distinct(item: sg.BoundSymbol) -> tuple[sg.TensorProxy, ...]:
 
 
 def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
-    """What PyTorch decomposes a call into, of operators that are translated."""
+    """Return PyTorch's decomposition of a call into translated operators."""
     calls: list[sg.BoundSymbol] = []
-    made: list[torch.Tensor] = []  # alive, for they are known by their ids
+    made: list[torch.Tensor] = []  # keeps tensors alive, because ids identify them
     proxies: dict[int, sg.TensorProxy] = {}
 
     def proxy_of(value: torch.Tensor) -> sg.TensorProxy:
@@ -113,7 +113,7 @@ def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
             calls.append(sg.BoundSymbol(sg.Symbol(_name(func), func), bound, named, output))
             return result
         if func.namespace == "prim":
-            # what a decomposition asks of a tensor, such as its device
+            # a decomposition's query of a tensor, such as its device
             return func(*args, **kwargs)
         decomposition = decomposition_of(func)
         if func in LEFT or decomposition is None:
@@ -150,7 +150,7 @@ def _flat(result: Any, proxies: Mapping[int, sg.TensorProxy]) -> list[sg.TensorP
 
 
 def _renamed(calls: list[sg.BoundSymbol], results: list[sg.TensorProxy], item: sg.BoundSymbol) -> list[sg.BoundSymbol]:
-    """The calls, the last ones under the names of the results that they stand for."""
+    """Return the calls, extended by copies under the names of the operator's own results."""
     clone: Any = torch.ops.aten._to_copy.default
     for own, wanted in zip(results, item.outputs, strict=True):
         if (own.shape, own.dtype) != (wanted.shape, wanted.dtype):
@@ -164,7 +164,7 @@ def _name(func: Any) -> str:
 
 
 def define(region: sg.Trace, *, static: bool) -> Definition:
-    """The definition of a region of translated calls; its outputs are laid out as their proxies."""
+    """Return the definition of a region of translated calls; its outputs have the layouts of their proxies."""
     definition = Definition(None if region.inputs else next(p.device for p in region.outputs if p is not None))
     values: dict[str, Value] = {}
     translator = Translator(definition, values, static=static)
@@ -176,7 +176,7 @@ def define(region: sg.Trace, *, static: bool) -> Definition:
         if made is not None:
             value, order = values[made.name], layout_of(made, static=static).stride_order
             if len(order) > 1:
-                # said even where it is the usual one, for nvFuser may lay out an output as an input
+                # stated even for the usual order, because nvFuser may lay out an output like an input
                 value = definition.call("stride_order", value, order, dtype=value.dtype)
             elif value in definition.outputs or value in [given for given, _ in definition.inputs]:
                 value = definition.call("set", value, dtype=value.dtype)

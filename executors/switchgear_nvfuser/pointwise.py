@@ -12,7 +12,7 @@ import switchgear as sg
 from .definition import Value
 from .translation import Translator, Untranslatable, number, promoted, translates, widened
 
-#: nvFuser's operators of PyTorch's name that take one tensor and give a floating-point one.
+#: nvFuser operators with PyTorch's name, from one tensor to a floating-point tensor.
 FLOATING = (
     *(
         "acos",
@@ -33,9 +33,9 @@ FLOATING = (
     *("lgamma", "log", "log10", "log1p", "log2", "reciprocal", "rsqrt", "sigmoid", "silu", "sin", "sinh", "sqrt"),
     *("tan", "tanh"),
 )
-#: Those that give the dtype they take, and nothing else than they take where that is an integer.
+#: Operators with the dtype of their input, and the identity on integers.
 ROUNDING = ("ceil", "floor", "round", "trunc")
-#: Those that tell of an element whether.
+#: Operators that return a truth value for each element.
 TELLING = ("isinf", "isnan", "isneginf", "isposinf", "signbit")
 COMPARISONS = ("eq", "ge", "gt", "le", "lt", "ne")
 LOGICAL = ("logical_and", "logical_or")
@@ -119,7 +119,7 @@ def sign(t: Translator, x: sg.TensorProxy) -> Value:
 
 
 def _sign(t: Translator, value: Value) -> Value:
-    """By comparisons, for a difference of truths is 0 for nan, as PyTorch's sign is."""
+    """Return the sign by comparisons: like PyTorch's sign, a difference of truth values is 0 for nan."""
     assert value.dtype is not None
     zero = number(0, value.dtype)
     above, below = (t.call(name, value, zero, dtype=torch.bool) for name in ("gt", "lt"))
@@ -132,7 +132,7 @@ def relu(t: Translator, x: sg.TensorProxy) -> Value:
 
 
 def _clamped(t: Translator, value: Value, comparison: str, bound: float) -> Value:
-    """`bound` where the comparison with it holds, else the value, so that nan stays."""
+    """Return `bound` where the comparison with it holds, else the value, so that nan stays."""
     assert value.dtype is not None
     limit = number(bound, value.dtype)
     return _where(t, t.call(comparison, value, limit, dtype=torch.bool), limit, value)
@@ -166,7 +166,7 @@ def same(t: Translator, x: sg.TensorProxy, *, memory_format: Any = None) -> Valu
 
 @translates("_to_copy")
 def to_copy(t: Translator, x: sg.TensorProxy, **options: Any) -> Value:
-    # all of a call is on one device, which `lowered` sees to
+    # `lowered` ensures a single device per call
     return t.tensor(x, t.output.dtype)
 
 
@@ -227,7 +227,7 @@ def div_rounded(t: Translator, x: Any, y: Any, *, rounding_mode: str | None) -> 
     if not t.compute.is_floating_point:
         raise Untranslatable("integers divided by zero are not PyTorch's")
     if rounding_mode == "floor":
-        # PyTorch corrects the quotient by the remainder, which rounding it down does not
+        # PyTorch corrects the quotient by the remainder, unlike rounding down
         raise Untranslatable("with rounding_mode='floor'")
     if t.output.dtype != t.compute:
         raise Untranslatable("a quotient of 16 bits is rounded twice")
@@ -369,7 +369,7 @@ def threshold_backward(t: Translator, grad: sg.TensorProxy, x: sg.TensorProxy, l
     return _where(t, below, number(0, t.compute), t.operand(grad))
 
 
-# In 32 bits from end to end, where a decomposition would round on its way.
+# In 32 bits from end to end; a decomposition would round in between.
 
 
 @translates("gelu")

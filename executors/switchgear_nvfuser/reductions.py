@@ -13,14 +13,14 @@ from .translation import Translator, Untranslatable, dims_of, plain, translates,
 
 
 def _reduced(t: Translator, name: str, value: Value, dims: list[int], keepdim: bool) -> Value:
-    """Along `dims`; along none, as of a tensor without dimensions, the value itself."""
+    """Reduce along `dims`; without any, as for a tensor without dimensions, return the value itself."""
     return t.call(name, value, dims, keepdim) if dims else value
 
 
 @translates("sum", "sum.dim_IntList")
 def sum_(t: Translator, x: sg.TensorProxy, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     value = t.tensor(x)
-    # nvFuser sums integers up in 64 bits
+    # nvFuser sums integers in 64 bits
     value = value if value.dtype is None or value.dtype.is_floating_point else t.cast(value, torch.int64)
     return _reduced(t, "sum", value, dims_of(dim, len(x.shape)), keepdim)
 
@@ -105,11 +105,11 @@ for _name in ("cumsum", "cumprod"):
     _scan(_name)
 
 
-# Softmax and norms: in 32 bits from end to end, where a decomposition would round on its way.
+# Softmax and norms: in 32 bits from end to end; a decomposition would round in between.
 
 
 def _exponentials(t: Translator, x: sg.TensorProxy, dim: int, dtype: torch.dtype) -> tuple[Value, Value, Value]:
-    """What is left of the greatest element, its exponential, and the sum of these."""
+    """Return the difference from the maximum, its exponential, and the sum of exponentials."""
     value = t.tensor(x, dtype)
     dims = dims_of(dim, len(x.shape))
     if not dims:

@@ -71,7 +71,7 @@ def squeeze(t: Translator, x: sg.TensorProxy, dim: Any = None) -> Value:
 
 
 def _sliced(t: Translator, x: sg.TensorProxy, dim: int, start: int, end: int) -> Value:
-    """From `start` up to `end`, which lie inside."""
+    """Return the elements from `start` up to `end`, both inside the bounds."""
     value = _value(t, x)
     if (start, end) == (0, x.shape[dim]):
         return value
@@ -81,7 +81,7 @@ def _sliced(t: Translator, x: sg.TensorProxy, dim: int, start: int, end: int) ->
     cut = t.call("slice", value, starts, ends)
     if end - start > 1:
         return cut
-    # as with `reshape`, a dimension of one is made to be broadcast
+    # as with `reshape`, a dimension of size 1 must be a broadcast one
     return t.call("broadcast", t.call("squeeze", cut, [dim], True), [other == dim for other in rank])
 
 
@@ -144,14 +144,14 @@ def pad(t: Translator, x: sg.TensorProxy, widths: Sequence[int], value: float = 
 
 def _filled_up(t: Translator, value: Value, widths: list[int], fill: float) -> Value:
     assert value.dtype is not None
-    # nvFuser wants the number in the tensor's dtype, and counts True among the integers
+    # nvFuser needs the number in the tensor's dtype, and treats True as an integer
     wide = t.cast(value, torch.int64) if value.dtype == torch.bool else value
     assert wide.dtype is not None
     return t.cast(t.call("pad", wide, widths, number(fill, wide.dtype)), value.dtype)
 
 
 def _padded(t: Translator, value: Value, rank: int, dim: int, before: int, after: int) -> Value:
-    """A tensor with zeros around it in one dimension."""
+    """Return a tensor padded with zeros in one dimension."""
     widths = [0] * (2 * (rank - 1 - dim)) + [before, after]
     return _filled_up(t, value, widths, 0) if before or after else value
 
@@ -202,7 +202,7 @@ def select_scatter(t: Translator, x: sg.TensorProxy, source: sg.TensorProxy, dim
 
 
 def _replaced(t: Translator, x: sg.TensorProxy, value: Value, dim: int, start: int, end: int, rank: int) -> Value:
-    """`x` with `value` from `start` up to `end`."""
+    """Return `x` with `value` from `start` up to `end`."""
     places = t.iota(t.shape(x), dim)
     inside = t.call(
         "logical_and",

@@ -1,4 +1,4 @@
-"""From PyTorch's operators to nvFuser's: the table that the modules of translations fill, and what these write with."""
+"""From PyTorch's operators to nvFuser's: the table of translations, and the translator."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import switchgear as sg
 from .definition import DTYPES, Definition, Value
 from .internals import undisturbed
 
-#: Writes one call into a definition: `translation(translator, *args, **kwargs)`, with the call's own arguments, in
-#: which a tensor is a proxy. Returns what the call returns, as values.
+#: Function that writes a call into a definition: `translation(translator, *args, **kwargs)`, with the call's own
+#: arguments, where tensors are proxies. Returns the call's results, as values.
 Translation: TypeAlias = Callable[..., Any]
 _Declared = TypeVar("_Declared", bound=Translation)
 
 TRANSLATIONS: dict[Any, Translation] = {}
-#: Operators that nvFuser has in some form and that are left to others all the same, with the reason.
+#: Operators with some form in nvFuser that are left to others, with the reason.
 LEFT: dict[Any, str] = {}
 
 
 class Untranslatable(Exception):
-    """A call that nvFuser cannot run, or not as PyTorch does; its text is the reason."""
+    """A call that nvFuser cannot run, or runs differently from PyTorch; its text is the reason."""
 
 
 def overload(name: str) -> Any:
-    """The overload of PyTorch's that is called `add.Tensor`; without a dot, the default one."""
+    """Return the PyTorch overload with a name such as `add.Tensor`; without a dot, the default one."""
     packet, _, variant = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), variant or "default")
 
 
 def translates(*names: str) -> Callable[[_Declared], _Declared]:
-    """Declare how overloads of PyTorch's are translated."""
+    """Return a decorator that declares the translation of PyTorch overloads."""
 
     def declare(translation: _Declared) -> _Declared:
         for name in names:
@@ -45,7 +45,7 @@ def translates(*names: str) -> Callable[[_Declared], _Declared]:
 
 
 def leaves(reason: str, *names: str) -> None:
-    """Declare that overloads of PyTorch's are left to other executors."""
+    """Declare that PyTorch overloads are left to other executors."""
     LEFT.update((overload(name), reason) for name in names)
 
 
@@ -67,10 +67,10 @@ leaves(
 
 
 class Translator:
-    """Writes one call after another into `definition`; `values` are those of the proxies made so far.
+    """Writer of calls into `definition`; `values` are the values of the proxies so far.
 
-    A value has its proxy's dtype. nvFuser computes in 32 bits what has 16 and gives that back, so a translation
-    computes in `compute`, and what it returns is cast: results are rounded where PyTorch rounds them.
+    A value has its proxy's dtype. nvFuser computes 16-bit values in 32 bits and returns 32 bits, so a translation
+    computes in `compute`, and its results are cast: they are rounded where PyTorch rounds them.
     """
 
     def __init__(self, definition: Definition, values: dict[str, Value], *, static: bool) -> None:
@@ -80,7 +80,7 @@ class Translator:
         self.outputs: tuple[sg.TensorProxy, ...] = ()
 
     def translate(self, item: sg.BoundSymbol) -> None:
-        """Write one call; `Untranslatable` says why that cannot be done."""
+        """Write one call; raise `Untranslatable` with the reason if it cannot be written."""
         self.outputs = item.outputs
         translation = TRANSLATIONS[item.symbol.fn]
         result = translation(self, *item.args, **item.kwargs)
@@ -95,7 +95,7 @@ class Translator:
 
     @property
     def compute(self) -> torch.dtype:
-        """The dtype to compute the result in."""
+        """The dtype in which the result is computed."""
         return widened(self.output.dtype)
 
     @property
@@ -104,52 +104,52 @@ class Translator:
         return len(self.output.shape)
 
     def call(self, operator: str, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Value:
-        """The result of an operator of nvFuser's: of `dtype`, by default that of the first tensor given."""
+        """Return the result of an nvFuser operator, of `dtype`, by default the dtype of the first tensor."""
         if dtype is None:
             dtype = next(arg.dtype for arg in args if isinstance(arg, Value))
         return self.definition.call(operator, *args, dtype=dtype, **kwargs)
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
-        """A value in another dtype."""
+        """Return a value in another dtype."""
         if value.dtype == dtype:
             return value
-        # as PyTorch does: not zero is True, nan too
+        # as in PyTorch, nonzero is True, also nan
         if dtype == torch.bool:
             return self.call("ne", value, 0, dtype=torch.bool)
         return self.definition.call("cast", value, dtype, dtype=dtype)
 
     def tensor(self, proxy: Any, dtype: torch.dtype | None = None) -> Value:
-        """The value of a proxy, in `compute` or another dtype."""
+        """Return the value of a proxy, in `compute` or another dtype."""
         if not isinstance(proxy, sg.TensorProxy):
             raise Untranslatable(f"{proxy!r} is no tensor")
         return self.cast(self.values[proxy.name], self.compute if dtype is None else dtype)
 
     def operand(self, given: Any, dtype: torch.dtype | None = None) -> Any:
-        """A tensor of the result's rank, or a number, to compute with element by element."""
+        """Return a tensor of the result's rank, or a number, for element-wise computation."""
         wanted = self.compute if dtype is None else dtype
         if isinstance(given, sg.TensorProxy):
             return self.raised(self.tensor(given, wanted), len(given.shape), self.rank)
         return self.constant(given, wanted, self.rank)
 
     def constant(self, given: Any, dtype: torch.dtype, rank: int) -> Any:
-        """A Python number as an operand; one among booleans as a tensor, for nvFuser counts it among the integers."""
+        """Return a Python number as an operand; for booleans as a tensor, because nvFuser treats it as an integer."""
         value = number(given, dtype)
         return self.full([1] * rank, value, dtype) if dtype == torch.bool else value
 
     def raised(self, value: Value, rank: int, wanted: int) -> Value:
-        """A value with dimensions of one in front, up to a rank, for what is written out cannot be misread."""
+        """Return a value with leading dimensions of size 1 up to a rank: explicit dimensions cannot be misread."""
         if rank == wanted:
             return value
         return self.call("broadcast", value, [True] * (wanted - rank) + [False] * rank)
 
     def reshaped(self, value: Value, old: Sequence[int], new: Sequence[int]) -> Value:
-        """A value in another shape, its dimensions of one made by `broadcast`.
+        """Return a value in another shape, with dimensions of size 1 made by `broadcast`.
 
-        One that `reshape` makes counts as any other while sizes are not known, and is not broadcast.
+        A dimension from `reshape` counts as any other while sizes are unknown, and is not broadcast.
         """
         ones, sizes = [dim for dim, size in enumerate(old) if size == 1], [size for size in new if size != 1]
         if ones:
-            # one that was expanded and is of size one is PyTorch's business alone
+            # a dimension of size 1 that was expanded concerns PyTorch alone
             value = self.call("squeeze", value, ones, True)
         if sizes != [size for size in old if size != 1]:
             value = self.call("reshape", value, sizes)
@@ -158,17 +158,17 @@ class Translator:
         return value
 
     def size(self, proxy: sg.TensorProxy, dim: int) -> Any:
-        """The size of a dimension: read from the tensor where it runs, so that other sizes run the same code."""
+        """Return the size of a dimension, read from the tensor at run time, so that other sizes run the same code."""
         if self.static or proxy.shape[dim] == 1:
             return proxy.shape[dim]
         return self.definition.call("size", self.values[proxy.name], dim, dtype=None)
 
     def shape(self, proxy: sg.TensorProxy) -> list[Any]:
-        """All of them."""
+        """Return all sizes."""
         return [self.size(proxy, dim) for dim in range(len(proxy.shape))]
 
     def count(self, proxy: sg.TensorProxy, dims: Sequence[int]) -> Any:
-        """The number of elements along some dimensions."""
+        """Return the number of elements along some dimensions."""
         total: Any = 1
         for dim in dims:
             size = self.size(proxy, dim)
@@ -179,22 +179,22 @@ class Translator:
         return total
 
     def full(self, shape: Sequence[Any], fill: Any, dtype: torch.dtype) -> Value:
-        """A tensor of one number."""
+        """Return a tensor filled with one number."""
         return self.definition.call("full", list(shape), number(fill, dtype), dtype, dtype=dtype)
 
     def iota(self, shape: Sequence[Any], dim: int) -> Value:
-        """Each element's index in a dimension, a tensor with dimensions of one elsewhere."""
+        """Return each element's index in a dimension, as a tensor with other dimensions of size 1."""
         row = self.definition.call("iota", shape[dim], 0, 1, dtype=torch.int64)
         return self.call("broadcast", row, [other != dim for other in range(len(shape))])
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """What PyTorch's kernels compute a dtype in."""
+    """Return the dtype in which PyTorch's kernels compute a dtype."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def number(given: Any, dtype: torch.dtype) -> float:
-    """A Python number as an operand of a dtype."""
+    """Return a Python number as an operand of a dtype."""
     if not isinstance(given, (bool, int, float)):
         raise Untranslatable(f"{given!r} is no number that nvFuser computes with")
     if dtype.is_floating_point:
@@ -205,21 +205,21 @@ def number(given: Any, dtype: torch.dtype) -> float:
 
 
 def promoted(*given: Any) -> torch.dtype:
-    """The dtype that PyTorch compares two operands in, a Python number counting less than a tensor."""
+    """Return the dtype in which PyTorch compares two operands; a Python number counts less than a tensor."""
     with undisturbed():
         one, other = map(_stand_in, given)
         return widened(torch.result_type(one, other))
 
 
 def _stand_in(given: Any) -> Any:
-    """A tensor of a proxy's kind; that it has dimensions or none makes a difference."""
+    """Return a tensor of a proxy's kind, with dimensions only if the proxy has some."""
     if isinstance(given, sg.TensorProxy):
         return torch.empty((1,) * len(given.shape), dtype=given.dtype, device="meta")
     return given
 
 
 def dims_of(given: Any, rank: int) -> list[int]:
-    """Dimensions as a sorted list of numbers from 0; None and none are all."""
+    """Return dimensions as a sorted list of numbers from 0; None or an empty list means all."""
     if given is None or given == [] or given == ():
         return list(range(rank))
     dims = [given] if isinstance(given, int) else given
@@ -227,7 +227,7 @@ def dims_of(given: Any, rank: int) -> list[int]:
 
 
 def plain(values: Mapping[str, Any]) -> None:
-    """Refuse arguments that are given and change what an operator does."""
+    """Refuse arguments that are set and change an operator's effect."""
     for name, value in values.items():
         if value is not None and value is not False:
             raise Untranslatable(f"with {name}={value!r}")

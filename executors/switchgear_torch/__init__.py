@@ -1,17 +1,17 @@
-"""The executor `torch`: PyTorch runs each operator that no other executor takes.
+"""The executor `torch`: PyTorch runs each operator that no other executor claims.
 
-It takes no composite that is written in Python: its parts alone cost less. After claiming, passes make calls cheaper:
+Composites written in Python are declined: their parts alone cost less. After claiming, passes make calls cheaper:
 
 - `short_chains` and `nested` write several calls as one;
-- `late_products` moves a product to the line that reads it;
-- `reuse_buffers` writes into an argument that dies;
+- `late_products` moves a product to its first reader;
+- `reuse_buffers` writes into an argument without later readers;
 - `linears` writes a transposition and a product as one call;
 - `numbers` creates tensors of numbers once, not in each call;
-- `spelling` calls an overload by a function of PyTorch that reaches it at half the cost.
+- `spelling` calls an overload by a PyTorch function that reaches it at half the cost.
 
 `user_ranges` keeps the user's `record_function` blocks.
 
-They use the public names that any plugin's pass may use: `sg.passes.storages`, `sg.passes.aliased_argument`,
+The passes use public names, open to any plugin's pass: `sg.passes.storages`, `sg.passes.aliased_argument`,
 `sg.passes.written_arguments`, `Implementation.path`.
 """
 
@@ -33,24 +33,24 @@ _IN_PYTHON = "it is written in Python; the operators it calls run instead"
 
 
 def mkldnn_rnn_layer(*args: Any, **kwargs: Any) -> Any:
-    """The operator in grad mode, as in eager training: without it the workspace that its backward reads is not made."""
+    """Run the operator in grad mode, as in eager training: otherwise the workspace for its backward is not made."""
     with torch.enable_grad():
         return torch.ops.aten.mkldnn_rnn_layer.default(
             *[arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in args], **kwargs
         )
 
 
-#: Operators whose kernels ask for the grad mode.
+#: Operators whose kernels depend on the grad mode.
 _AS_UNDER_AUTOGRAD: Mapping[str, Callable[..., Any]] = {"aten.mkldnn_rnn_layer.default": mkldnn_rnn_layer}
 
 
 class TorchExecutor(sg.Executor):
-    """Runs every leaf, and every composite of PyTorch's C++ in which no gradient is at stake, by its own callable."""
+    """Executor of every leaf, and of C++ composites of PyTorch without gradients, by their own callables."""
 
     is_exact = True
 
     def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.executors.Implementation | sg.Declined:
-        """Accept, unless a composite only costs more than its parts, or might take another path than under capture.
+        """Accept, unless a composite costs more than its parts, or might take another path than under capture.
 
         Compiled code runs outside autograd, so PyTorch sees no input that requires grad there.
         """
@@ -68,7 +68,7 @@ class TorchExecutor(sg.Executor):
 
 @sg.hookimpl
 def switchgear_executors() -> Sequence[sg.Executor]:
-    """Return the executor `torch`, which comes last unless a user's list says something else."""
+    """Return the executor `torch`, which comes last unless a user's list has another order."""
     return (TorchExecutor("torch", priority=-100),)
 
 

@@ -1,7 +1,7 @@
-"""Late products: a matrix product is made where it is first read, if less is held at once that way.
+"""Late products: a matrix product moves to its first reader, if this lowers the peak of memory.
 
-By PyTorch's formula the gradient of a linear layer's input is made before that of its weight, and would be held beside
-what the latter reads, saved or made again.
+PyTorch's formula computes the gradient of a linear layer's input before the gradient of its weight. The former would be
+held next to the inputs of the latter, saved or recomputed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .reuse_buffers import SMALLEST
 
 _aten = torch.ops.aten
 _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default, _aten.baddbmm.default})
-#: How many lines a product may move.
+#: Maximal number of lines between old and new place.
 FARTHEST = 64
 
 
 def late_products(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Move products of PyTorch's down to their first reader; never past a check, or a call that writes."""
+    """Move PyTorch products down to their first reader; never past a check, or a call that writes."""
     lines = list(trace.bound_symbols)
     products = [index for index, item in enumerate(lines) if _is_large_product(item)]
     if trace.numbers or not products:
         return trace
     home = sg.passes.storages(lines)
-    # what was saved ends where the backward reads it last
+    # a saved tensor ends at its last reader in the backward
     theirs = (*trace.outputs, *(() if context.gives_gradients else trace.inputs))
     kept = {home.get(proxy.name, proxy.name) for proxy in theirs if proxy is not None}.union(trace.tensors)
     read = [frozenset(home.get(proxy.name, proxy.name) for proxy in item.inputs) for item in lines]
@@ -59,9 +59,9 @@ def _most_held(
     ending: Set[str],
     size: Mapping[str, int],
 ) -> int:
-    """The most bytes at once where lines run in this order, but for those that are held before.
+    """Return the peak of bytes if lines run in this order, without values held before.
 
-    `read` are the values that each line reads, of which those `ending` are read by no other lines.
+    `read` are the values read by each line; values in `ending` have no other readers.
     """
     left = Counter(name for at in order for name in read[at] & ending)
     held = most = 0
@@ -78,7 +78,7 @@ def _is_large_product(item: sg.BoundSymbol) -> bool:
 
 
 def _reachable(lines: Sequence[sg.BoundSymbol], index: int) -> Iterator[int]:
-    """Where the line's result could be read first: behind lines that it may move past."""
+    """Yield the positions where the line's result could be read first: after lines that it may move past."""
     for at in range(index + 1, min(len(lines), index + 1 + FARTHEST)):
         yield at
         if lines[at].is_check or sg.passes.written_arguments(lines[at]):

@@ -1,4 +1,4 @@
-"""Linear layers: a product with a transposed weight is one call of PyTorch's, which transposes it at less cost."""
+"""Linear layers: a product with a transposed weight is one PyTorch call, which transposes at less cost."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PRODUCTS = (_aten.addmm.default, torch.addmm, _aten.mm.default, torch.mm)
 
 
 def join_linears(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Let `linear` stand for a transposition that is read once, by a product of matrices, which may add a bias.
+    """Replace a transposition that only a matrix product reads, with an optional bias, by `linear`.
 
-    With matrices it comes to these very calls. On the CPU; elsewhere it has kernels of its own.
+    With matrices, `linear` makes exactly these calls. On the CPU; elsewhere it has its own kernels.
     """
     lines = sg.passes.Lines(trace)
     for product in trace.bound_symbols:

@@ -1,4 +1,4 @@
-"""Nested calls: a view of a view, and a concatenation of concatenations, as a cache that grows has it, are one call."""
+"""Nested calls: a view of a view, or a concatenation of concatenations (growing caches), becomes one call."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _VIEWS = (_aten.view.default, torch.Tensor.view)
 
 
 def join_nested(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Have `view` and `cat` take what the calls took that gave them their arguments, if nothing else reads those.
+    """Let `view` and `cat` read the arguments of the inner calls, if the inner results have no other reader.
 
-    Only of values whose elements lie in memory in their order, as those of the results then do.
+    Only for values whose elements lie in memory in order; the results are then laid out likewise.
     """
     if trace.numbers or any(map(sg.passes.written_arguments, trace.bound_symbols)):
         return trace
@@ -47,7 +47,7 @@ def join_nested(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
 
 
 def _is_plain(item: sg.BoundSymbol) -> bool:
-    """Whether a call joins or views values of one dtype that lie in memory in their order, and so does its result."""
+    """Check whether a call joins or views values of one dtype, all in row-major order, as its result."""
     if item.subsymbols or not (_runs(item, _CONCATENATIONS) or _runs(item, _VIEWS)):
         return False
     if not item.args or not item.kwargs.keys() <= {"dim"} or isinstance(item.args[-1], torch.dtype):
@@ -80,6 +80,6 @@ def _joined(outer: sg.BoundSymbol, inner: dict[str, sg.BoundSymbol]) -> sg.Bound
 
 
 def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor whose elements lie in memory in their order."""
+    """Return the strides of a row-major tensor."""
     strides = itertools.accumulate((max(size, 1) for size in shape[:0:-1]), operator.mul, initial=1)
     return tuple(strides)[: len(shape)][::-1]

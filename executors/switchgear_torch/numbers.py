@@ -1,6 +1,6 @@
-"""Numbers as tensors: of a number PyTorch makes a tensor in each call, and converts it; a constant is made once.
+"""Numbers as tensors: PyTorch converts a number to a tensor in each call; a constant is created once.
 
-It is of the dtype that the call computes in, so the kernel is the same and so are its operands.
+The constant has the dtype of the computation, so kernel and operands are the same.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _ARITHMETIC = (
     *(_aten.add.Tensor, _aten.sub.Tensor, _aten.mul.Tensor, _aten.div.Tensor),
     *(torch.add, torch.sub, torch.mul, torch.div),
 )
-#: Kernels for the others compute with the number as it was written, in another dtype than their own.
+#: Kernels for other dtypes compute with the number as written, in another dtype than their own.
 _DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32})
 
 
 def hold_numbers(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Give arithmetic of a tensor on the CPU and a number a tensor without dimensions in the number's place."""
+    """Replace the number in arithmetic with a CPU tensor by a tensor without dimensions."""
     taken = {proxy.name for line in trace.bound_symbols for proxy in (*line.inputs, *line.outputs)}
     taken.update(trace.tensors, (proxy.name for proxy in trace.inputs))
     free = (name for name in map("n{}".format, count()) if name not in taken)

@@ -1,4 +1,4 @@
-"""The passes that make cheaper what PyTorch runs, and leave every bit as it is."""
+"""The passes that make PyTorch's calls cheaper, bit-identical."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .short_chains import short_chains
 from .spelling import spell
 from .user_ranges import user_ranges
 
-#: In the order in which they run; spelling and the user's ranges are last, when the calls are settled.
+#: In order of running; spelling and the user's ranges are last, when the calls are final.
 PASSES = (
     sg.passes.PassPlacement("short_chains", "before_fusion", short_chains),
     sg.passes.PassPlacement("nested", "before_fusion", join_nested),

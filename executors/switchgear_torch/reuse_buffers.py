@@ -1,7 +1,7 @@
-"""Reuse buffers: a result is written into the memory of an argument that nobody reads any more.
+"""Reuse buffers: a result is written into the memory of an argument without later readers.
 
-On a CPU, memory of some size that is freed goes back to the system, and what is allocated next is faulted in page by
-page, which takes longer than computing what is written there.
+On a CPU, large freed memory returns to the system, and the next allocation is faulted in page by page. This takes
+longer than computing the values there.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import switchgear as sg
 
 from .internals import has_kernel
 
-#: Bytes from which on it is done; below, memory that was freed is at hand.
+#: Minimal size in bytes; for smaller results, freed memory is at hand.
 SMALLEST = 1 << 16
 _aten = torch.ops.aten
-#: Kernels of the others round in other places where they write over what they read.
+#: Kernels for other dtypes round at other points when they overwrite their inputs.
 _DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool})
-#: Beside pointwise operators, those whose results are known to be memory of their own: schemas do not say so of all.
+#: Operators, next to pointwise ones, whose results have their own memory; not all schemas tell.
 _ALLOCATING = frozenset(
     {
         *(_aten.mm, _aten.addmm, _aten.bmm, _aten.baddbmm, _aten.convolution, _aten.convolution_backward),
@@ -36,8 +36,8 @@ _ALLOCATING = frozenset(
 def reuse_buffers(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Let pointwise operators that PyTorch runs write in place, or to `out`, where an argument ends.
 
-    Written to is what PyTorch's own operators made, of the same layout, and whose memory no input, constant, output or
-    call of anybody else's can see.
+    The written memory was made by PyTorch's own operators, with the same layout. No input, constant, output or call of
+    another executor can see it.
     """
     lines = trace.bound_symbols
     home = sg.passes.storages(lines)
@@ -67,7 +67,7 @@ def reuse_buffers(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
 
 
 def out_of_hand(item: sg.BoundSymbol) -> Iterator[str]:
-    """The values that a call may keep, or give out again under another name than `storages` knows."""
+    """Yield the values that a call may keep, or return under another name than `storages` knows."""
     fn: Any = item.symbol.fn
     if not runs_as_it_is(item):
         yield from (proxy.name for proxy in (*item.inputs, *item.outputs))
@@ -79,19 +79,19 @@ def out_of_hand(item: sg.BoundSymbol) -> Iterator[str]:
 
 
 def runs_as_it_is(item: sg.BoundSymbol) -> bool:
-    """Whether a call is one of PyTorch's operators, run by PyTorch."""
+    """Check whether a call is a PyTorch operator run by PyTorch."""
     fn, implementation = item.symbol.fn, item.implementation
     known = isinstance(fn, torch._ops.OpOverload) and fn.namespace == "aten"
     return known and implementation is not None and implementation.fn is fn
 
 
 def _is_pointwise(fn: Any) -> bool:
-    # of real numbers it returns its argument
+    # real numbers are returned as they are
     return torch.Tag.pointwise in fn.tags and fn is not _aten.conj_physical.default
 
 
 def written_to(item: sg.BoundSymbol, target: sg.TensorProxy, output: sg.TensorProxy) -> sg.BoundSymbol | None:
-    """The call with its result written to `target`, if there is such a form."""
+    """Return the call with its result written to `target`, or None if there is no such form."""
     if replace(target, name=output.name, requires_grad=output.requires_grad, storage_offset=0) != replace(
         output, storage_offset=0
     ):
@@ -119,7 +119,7 @@ def written_to(item: sg.BoundSymbol, target: sg.TensorProxy, output: sg.TensorPr
 
 @functools.cache
 def _writing_forms(fn: Any, device: str) -> tuple[Any, tuple[Any, str] | None]:
-    """The overload that writes to its first argument, and the one that writes to another, and what that is called."""
+    """Return the overload that writes to its first argument, and the `out` overload with the name of its argument."""
     arguments = _arguments(fn)
     twin = _in_place_twin(fn)
     if twin is not None and _arguments(twin) != arguments:
@@ -127,14 +127,14 @@ def _writing_forms(fn: Any, device: str) -> tuple[Any, tuple[Any, str] | None]:
     for name in fn.overloadpacket.overloads():
         out = getattr(fn.overloadpacket, name)
         *own, written = _arguments(out) or [("", "")]
-        # without a kernel of its own, it computes the result elsewhere and copies it
+        # without its own kernel, an overload computes the result elsewhere and copies it
         if own == arguments and out._schema.arguments[-1].is_out and has_kernel(out, device):
             return twin, (out, written[0])
     return twin, None
 
 
 def _in_place_twin(fn: Any) -> Any:
-    """The overload that leaves in its first argument what `fn` returns, by PyTorch's way of naming."""
+    """Return the overload that leaves the result of `fn` in its first argument, by PyTorch's naming convention."""
     return getattr(getattr(_aten, f"{fn._schema.name.partition('::')[2]}_", None), fn._overloadname, None)
 
 

@@ -1,7 +1,7 @@
-"""Short chains: what two calls of PyTorch's give in the end, where one of them, or none, gives the same.
+"""Short chains: one call, or none, in place of two PyTorch calls with the same result.
 
-For small tensors a call costs more than what it computes. PyTorch's gradient of a linear layer transposes the weight
-twice, and what it sums for the bias keeps a dimension that a view drops.
+For small tensors a call costs more than its computation. PyTorch's gradient of a linear layer transposes the weight
+twice, and its sum for the bias keeps a dimension, which a view then drops.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import switchgear as sg
 from .reuse_buffers import runs_as_it_is
 
 _aten = torch.ops.aten
-#: Of these the result is not where the argument says, or not what a tangent goes through, or a copy, or no view.
+#: Overloads whose result is not at the argument's place, passes no tangent, is a copy, or is not a view.
 _NO_LINK = frozenset(
     {
         _aten.as_strided.default,
@@ -34,9 +34,9 @@ _VIEWS = frozenset({_aten.view.default, _aten.squeeze.dim, _aten.squeeze.dims})
 
 
 def short_chains(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Let a value stand for a view of a view of it that is laid out as it is, and a sum drop the dimensions it sums.
+    """Replace a view of a view of a value with the same layout by the value, and let sums drop summed dimensions.
 
-    For an output only if that is a gradient, and the value is the trace's own and does not come out besides.
+    An output is replaced only if it is a gradient, and the value belongs to the trace and is not returned elsewhere.
     """
     if trace.numbers:
         return trace
@@ -69,7 +69,7 @@ def short_chains(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
                     at = sums[source.name]
                     if (dropped := _without_dimensions(body[at], output)) is not None:
                         body[at] = dropped
-                        del views[output.name]  # it is no view any more
+                        del views[output.name]  # no longer a view
                         continue
             elif item.symbol.fn is _aten.sum.dim_IntList:
                 sums[output.name] = len(body)
@@ -83,7 +83,7 @@ def short_chains(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
 def _without_unread(
     body: Sequence[sg.BoundSymbol], views: Mapping[str, sg.BoundSymbol], outputs: Sequence[sg.TensorProxy | None]
 ) -> tuple[sg.BoundSymbol, ...]:
-    """The calls without the views that nothing reads any more."""
+    """Return the calls without views that have lost their readers."""
     read = {proxy.name for proxy in outputs if proxy is not None}
     kept = []
     for item in reversed(body):
@@ -96,7 +96,7 @@ def _without_unread(
 
 
 def _origin(view: sg.TensorProxy, views: Mapping[str, sg.BoundSymbol]) -> sg.TensorProxy | None:
-    """The first value, from a view on towards what it is a view of, that is laid out as the view is."""
+    """Return the nearest base of a view with the view's layout."""
     source = view
     while (item := views.get(source.name)) is not None:
         found = sg.passes.aliased_argument(item)
@@ -108,7 +108,7 @@ def _origin(view: sg.TensorProxy, views: Mapping[str, sg.BoundSymbol]) -> sg.Ten
 
 
 def _without_dimensions(item: sg.BoundSymbol, view: sg.TensorProxy) -> sg.BoundSymbol | None:
-    """A sum that keeps its dimensions as one that drops them, if the view of it does nothing else."""
+    """Return a sum without its summed dimensions, if its view does nothing else than drop them."""
     x, dims, *rest = item.args
     if rest != [True] or not dims or not x.shape:
         return None

@@ -1,4 +1,4 @@
-"""The function of PyTorch that is called in an overload's place: where that is the very same call, it costs less."""
+"""Spelling: a PyTorch function called in place of an overload costs less, if it makes the very same call."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import switchgear as sg
 
 from .internals import first_dispatched, make_meta
 
-#: Where such functions live; those written in Python are left out, for they do more than one call.
+#: Places of such functions; functions in Python are left out, because they make more than one call.
 _PLACES: tuple[tuple[str, Any], ...] = (
     ("torch", torch),
     ("torch.nn.functional", torch.nn.functional),
     ("torch.Tensor", torch.Tensor),
 )
 _IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType)
-#: Arguments whose value has no part in which overload a function picks.
+#: Types of arguments whose value does not influence the choice of overload.
 _BY_TYPE = (bool, int, float, complex, torch.Generator)
 _KEPT: dict[Any, str | None] = {}
 _KEPT_LIMIT = 10_000
@@ -49,12 +49,12 @@ def spelling(
     kwargs: Mapping[str, Any],
     hint: Callable[[Any], Any] = lambda number: number,
 ) -> str | None:
-    """The path of a function that dispatches to `overload` with these very arguments, found out by calling it.
+    """Return the path of a function that dispatches to `overload` with these arguments, found by calling it.
 
-    Which overload a function picks depends on no size, so symbolic ones are taken as `hint` says.
+    The choice of overload depends on no size, so symbolic sizes are replaced by their `hint`.
     """
     given = args, dict(kwargs)
-    # a function without tensors is one that a default device changes
+    # a default device changes functions without tensors
     if overload.namespace != "aten" or not _holds_tensor(given):
         return None
     key = (overload, _kind(given))
@@ -74,7 +74,7 @@ def _holds_tensor(value: Any) -> bool:
 
 
 def _kind(value: Any) -> Any:
-    """What a function may pick an overload by, hashable."""
+    """Return the properties by which a function may choose an overload, hashable."""
     if isinstance(value, sg.TensorProxy):
         return value.layout
     if isinstance(value, (tuple, list)):
@@ -87,14 +87,14 @@ def _kind(value: Any) -> Any:
 
 
 class _Example:
-    """Arguments to call with: for each tensor one without data, for each symbolic number what it is at hand."""
+    """Arguments for a trial call: tensors without data, and current values of symbolic numbers."""
 
     def __init__(self, hint: Callable[[Any], Any]) -> None:
         self._hint = hint
         self._tensors: dict[str, torch.Tensor] = {}
 
     def of(self, value: Any) -> Any:
-        """What stands for a nest of arguments."""
+        """Return the trial arguments for nested arguments."""
         if isinstance(value, sg.TensorProxy):
             if value.name not in self._tensors:
                 self._tensors[value.name] = make_meta(value, self.of(value.shape), self.of(value.stride))

@@ -1,4 +1,4 @@
-"""Ranges of the user's: lines in a `record_function` block run in a range of its name, as profilers show it."""
+"""User ranges: lines in a `record_function` block run in a range of its name, visible in profilers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def user_ranges(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
 
 
 def _ranges_around(line: sg.BoundSymbol) -> tuple[str, ...]:
-    """The ranges that all operators of a line are in."""
+    """Return the ranges common to all operators of a line."""
     parts = line.subsymbols if line.fused_by else (line,)
     ranges = {part.source.ranges if part.source and not part.links else () for part in parts}
     return ranges.pop() if len(ranges) == 1 else ()

@@ -1,4 +1,4 @@
-"""The features of capture that this package brings, in the order in which they are asked."""
+"""The capture features of this package, in the order of asking."""
 
 from switchgear.features.autocast import Autocast
 from switchgear.features.checkpointing import Checkpointing

@@ -1,4 +1,4 @@
-"""Autocast in a trace: the casts that it makes are bound symbols, and what they feed runs without it."""
+"""Autocast in a trace: its casts become bound symbols, and the lines that consume the casts run without autocast."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _CAST = torch.ops.aten._to_copy.default
 
 
 class Autocast(Handler):
-    """A composite is kept whole on the casts of its arguments, if nothing inside it casts.
+    """Handler of autocast: a composite is kept whole on the cast arguments, if nothing inside the composite casts.
 
-    The state is what each cast was made of: autocast remembers casts of parameters for later calls.
+    The state maps each cast to its source: autocast remembers casts of parameters for later calls.
     """
 
     def begin(self, recorder: Recorder) -> dict[str, str]:
-        """No cast is known."""
+        """Return an empty map of casts."""
         return {}
 
     def closing(self, recorder: Recorder, call: Call) -> None:
-        """Take the casts of the arguments out of the call, so that the rest is the call on these."""
+        """Move the casts of the arguments in front of the call, so that the call runs on the cast arguments."""
         if not internals.autocast_active():
             return
         sources: dict[str, str] = recorder.state(self)
@@ -49,7 +49,7 @@ class Autocast(Handler):
 def _replacing(
     lines: list[BoundSymbol], arguments: set[str], sources: dict[str, str]
 ) -> dict[str, TensorProxy] | None:
-    """The arguments, by name, whose casts some lines read in their place; None if they read both, or several casts."""
+    """Return the casts that lines read, by argument; None if a line reads the argument itself, or two casts of it."""
     replacing: dict[str, TensorProxy] = {}
     reads = [proxy for line in lines for proxy in line.inputs]
     for proxy in reads:
@@ -62,6 +62,6 @@ def _replacing(
 
 
 def _casts(leaf: BoundSymbol) -> bool:
-    """Whether a leaf goes from one floating-point dtype to another, as autocast may have made it do."""
+    """Check whether a leaf converts between two floating-point dtypes, as autocast would."""
     dtypes = {proxy.dtype for proxy in (*leaf.inputs, *leaf.outputs)}
     return sum(dtype.is_floating_point for dtype in dtypes) > 1

@@ -1,7 +1,7 @@
-"""Regions marked by `torch.utils.checkpoint`: recorded with a tag of their own, for the backward to run them again.
+"""Regions of `torch.utils.checkpoint`: recorded with a tag, so that the backward recomputes them.
 
-Values that a selective policy saves have another tag. Refused are a region with reentrance (`custom_functions`), one
-inside of another, and one that reads what is changed after it: eager's backward would read what is there by then.
+Values saved by a selective policy have another tag. Reentrant regions (`custom_functions`) and nested regions are
+refused. So is a region whose reads are changed afterwards: eager's backward would read the new values.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from switchgear.record.recorder import Recorder, active_recorder
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """A region, where it stands, and the variables of enclosing functions that it reads, with their contents."""
+    """A region, its place in the code, and the variables of enclosing functions read by the region, with contents."""
 
     tag: str
     here: str
     variables: Sequence[tuple[str, types.CellType, object]]
 
     def refuse_changes(self, recorder: Recorder) -> None:
-        """Refuse it if it would run on other values, were it run again now, as eager's backward does."""
+        """Refuse the region if running it again now, as eager's backward does, would use other values."""
         for name, cell, content in self.variables:
             if _content(cell) is not content:
                 self._refuse(f"{name}, a variable of an enclosing function, is assigned")
@@ -46,7 +46,7 @@ class Region:
         for proxy in (proxy for line in lines for proxy in line.inputs):
             if proxy.name not in made and tracker.is_overwritten(proxy):
                 self._refuse(f"{proxy.name}, which it reads, is written to")
-            # the caller may write to it as well, of which the value in the trace knows nothing
+            # the caller may write to the held input too, and the value in the trace would not show the write
             if held.get(proxy.name, proxy.name) != proxy.name:
                 self._refuse(
                     f"{held[proxy.name]}, an input that was written to before, may be again"
@@ -62,17 +62,17 @@ class Region:
 
 @dataclass
 class Regions:
-    """Those that there were, and where the inputs lay when the open one began."""
+    """The regions so far, and the memory of the inputs at the start of the open region."""
 
     regions: list[Region] = field(default_factory=list)
     memory: dict[int, int] | None = None
 
 
 class Checkpointing(Handler):
-    """A region is recorded with a tag, and made again in the backward. The state is what is known of regions."""
+    """Handler of regions: tags their lines, so that the backward recomputes these. The state holds the regions."""
 
     def begin(self, recorder: Recorder) -> Regions:
-        """There are none."""
+        """Return a state without regions."""
         return Regions()
 
     def closing(self, recorder: Recorder, call: Call) -> None:
@@ -82,20 +82,20 @@ class Checkpointing(Handler):
             _refuse_writes(recorder, memory)
 
     def finish(self, recorder: Recorder, result: object) -> object:
-        """Refuse regions that read what has been changed since."""
+        """Refuse regions that read values changed after the region."""
         with internals.DisableTorchFunction():
             for region in recorder.state(self).regions:
                 region.refuse_changes(recorder)
         return result
 
     def around(self) -> AbstractContextManager[None]:
-        """What runs a region is redirected."""
+        """Redirect the function that runs a region."""
         return internals.checkpoint_regions(self._region)
 
     def _region(
         self, function: Callable[..., object], context_fn: Callable[[], object]
     ) -> AbstractContextManager[None]:
-        """What runs inside is recorded as one region; `function` and `context_fn` are arguments of `checkpoint`."""
+        """Return a context that records a region; `function` and `context_fn` are the arguments of `checkpoint`."""
         recorder = active_recorder()
         if recorder is None or not torch.is_grad_enabled():
             return contextlib.nullcontext()
@@ -120,7 +120,7 @@ class Checkpointing(Handler):
     def _recorded(
         self, recorder: Recorder, tag: str, saves: Callable[..., bool] | None
     ) -> Iterator[None]:
-        """Tag what runs inside, and what the policy `saves` says of it."""
+        """Tag the lines recorded inside; values for which the policy `saves` is true get the tag `SAVED`."""
         tape, regions = recorder.tape, recorder.state(self)
 
         def saved(*call: object) -> frozenset[str]:
@@ -141,7 +141,7 @@ class Checkpointing(Handler):
 
 
 def _variables(function: Any) -> list[tuple[str, types.CellType, object]]:
-    """The variables of enclosing functions that a function reads, and their contents."""
+    """Return the variables of enclosing functions that a function reads, with their contents."""
     if isinstance(function, functools.partial):
         return _variables(function.func)
     function = getattr(function, "__func__", function)
@@ -160,7 +160,7 @@ def _content(cell: types.CellType) -> object:
 
 
 def _memory(recorder: Recorder, entry: RecordedInput) -> int:
-    """Where what an input holds by now lies, which a write makes another place."""
+    """Return the storage key of an input's current content; a write changes the key."""
     with internals.DisableTorchFunction():
         recorder.tracker.reconcile(entry.wrapper)
         return internals.storage_key(recorder.tracker.last_fake(entry.wrapper))
@@ -172,7 +172,7 @@ def _first_memory(recorder: Recorder, entry: RecordedInput) -> int:
 
 
 def _refuse_writes(recorder: Recorder, memory: dict[int, int]) -> None:
-    """Refuse writes to inputs since the region began, when they lay in `memory`: the backward would repeat them."""
+    """Refuse inputs written since the region began, when they lay in `memory`: the backward would repeat the writes."""
     for entry in recorder.inputs:
         if entry.is_view:
             continue

@@ -1,11 +1,11 @@
-"""Data: Python values and shapes that depend on what is in the tensors of a call, and the checks that guard them.
+"""Data: Python values and shapes that depend on the contents of the call's tensors, and the checks that guard them.
 
-A capture knows metadata alone. What a read needs beyond that is computed from the tensors of the call itself, by the
-lines that it depends on, which must draw nothing; the trace gets a check in its place, and is from then on for those
-calls alone that pass it. Indexing by a mask becomes `nonzero` and indexing by integers, so that derivatives read no
-data. Checks stay out of composites and are no dead code; one that fails raises `OtherData` before anything is drawn
-or written, or before anything is returned, if the code only asks whether to raise. Without `specialize_on_data=True`
-numbers and shapes that floats decide are `DataDependent`: they are others in each call.
+A capture knows metadata alone. When code reads data, the necessary lines are computed on the tensors of the call; such
+lines must not draw random numbers. The trace gets a check of the value, and then serves only calls that pass the check.
+Indexing by a mask becomes `nonzero` and indexing by integers, so derivatives read no data. Checks stay outside
+composites and are not dead code. A failing check raises `OtherData` before the call draws or writes; a check that only
+decides whether to raise may fail as late as before the return. Without `specialize_on_data=True`, numbers and shapes
+that floats decide are `DataDependent`: they differ in each call.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _BY_VALUE: dict[str, tuple[int | str, ...]] = {
 
 
 def check_result(expected: object, function: Callable[..., object], *args: object) -> None:
-    """Raise `OtherData` unless `function` gives the Python value that it gave at capture."""
+    """Raise `OtherData` unless `function` returns the same Python value as at capture."""
     if _recorded(CHECK_RESULT, (expected, function, *args)):
         return
     result = function(*args)
-    if repr(result) != repr(expected):  # nan is nan, and 0.0 is not -0.0
+    if repr(result) != repr(expected):  # `nan` equals `nan`, and 0.0 differs from -0.0
         name = str(getattr(function, "__name__", function))
         name = "item(), or a branch on a tensor," if name.startswith("_local_scalar") else name
         raise OtherData(f"{name} gave {expected}, and gives {result}")
 
 
 def check_layout(tensor: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
-    """Raise `OtherData` unless a tensor has the shape and strides that it had at capture."""
+    """Raise `OtherData` unless a tensor has the shape and strides of the capture."""
     if _recorded(CHECK_LAYOUT, (tensor, shape, stride)):
         return
     if (tensor.shape, tensor.stride()) != (shape, stride):
@@ -74,7 +74,7 @@ CHECK_LAYOUT = Symbol("switchgear.check_layout", check_layout)
 
 
 def _recorded(symbol: Symbol, args: tuple[object, ...]) -> bool:
-    """Whether this is a capture, which a check is then part of."""
+    """Record a check if a capture is under way; return whether the check was recorded."""
     recorder = active_recorder()
     if recorder is None:
         return False
@@ -86,15 +86,15 @@ def _recorded(symbol: Symbol, args: tuple[object, ...]) -> bool:
 
 
 class Data(Handler):
-    """What asks for data. The state is what is known of them."""
+    """Handler of calls that need data. The state holds the values known so far."""
 
     def begin(self, recorder: Recorder) -> Known:
-        """Nothing is known."""
+        """Return a state without values."""
         outer = recorder.enclosing
         return Known(None if outer is None else outer.states.get(self))
 
     def answer(self, recorder: Recorder, call: Call) -> object:
-        """`tolist()`, and the call with numbers in the place of the tensors that PyTorch reads."""
+        """Answer `tolist()`, and replace tensors that PyTorch reads in C++ by their numbers."""
         if call.fn is torch.Tensor.tolist:
             return self._read(recorder, "tolist", call.args[0])
         if call.symbol is None or call.symbol.name not in _BY_VALUE:
@@ -110,7 +110,7 @@ class Data(Handler):
         return PASS
 
     def _read(self, recorder: Recorder, name: str, tensor: torch.Tensor) -> object:
-        """What is in a tensor, as numbers in lists."""
+        """Return the contents of a tensor, as numbers in nested lists."""
         recorder.tracker.reconcile(tensor)
         read: Any = torch.Tensor.tolist
         call = Operation(read, (recorder.tracker.last_fake(tensor),))
@@ -118,7 +118,9 @@ class Data(Handler):
         return self.by_data(recorder, call, need)
 
     def operator(self, recorder: Recorder, call: Operation) -> Any:
-        """Assertions are checks; how many values a mask takes is data for their gradient: they are put by position."""
+        """Record assertions as checks; where the gradient of a put by mask depends on the number of values, put by
+        position.
+        """
         if call.func._opname == "_assert_async":
             args = map_tensors(recorder.values.proxy_of, call.args)
             return recorder.record(Symbol(str(call.func), call.func), args, None, CHECK)
@@ -131,7 +133,7 @@ class Data(Handler):
         return PASS
 
     def by_data(self, recorder: Recorder, call: Operation, need: str) -> object:
-        """A Python value that a check guards, or results of the layout that one guards."""
+        """Return a Python value that a check guards, or fake results whose layout a check guards."""
         if call.func is _aten.index.Tensor:
             positions = self._positions(recorder, call.args[1])
             return _record(recorder, Operation(call.func, (call.args[0], positions)))
@@ -153,7 +155,7 @@ class Data(Handler):
                 tags = (CHECK,) if expected is None else (CHECK, LATE)
                 recorder.record(CHECK_RESULT, (result, call.func, *args), None, *tags)
             if expected is not None and result is not expected:
-                # the text of the error that eager raises may ask for the data of stand-ins
+                # formatting the error that eager raises may read the data of stand-ins
                 raise FailedAssertion(f"an assertion fails in {recorder.here()}")
             return result
         layouts = tuple([metadata_proxy("", tensor, False) for tensor in tensors_in(result)])
@@ -165,7 +167,7 @@ class Data(Handler):
         return fakes
 
     def _positions(self, recorder: Recorder, indices: list[Any]) -> list[object]:
-        """Indices with masks as the positions that they select, as PyTorch's kernels have them."""
+        """Return indices with masks replaced by the positions that they select, as PyTorch's kernels do."""
         need = f"{_aten.nonzero.default} needs the data of a tensor, in {recorder.here()}"
         positions: list[Any] = []
         for index in indices:
@@ -186,21 +188,21 @@ def _record(recorder: Recorder, call: Operation) -> Any:
 
 
 class _Drawn(Exception):
-    """A value depends on random numbers of the same call."""
+    """Error for a value that depends on random numbers of the same call."""
 
 
 class Known:
-    """What is in the tensors of a program under capture, computed as far as somebody asks.
+    """Contents of the tensors of a program under capture, computed on demand.
 
-    Unless the recorder `reads_inputs`, that is what comes from constants alone; where that is None, also truths, and
-    numbers and shapes that no float decides. `outer` is of the capture around this one.
+    Unless the recorder `reads_inputs`, only constants are computed. With None, truth values are computed from inputs
+    too, and numbers and shapes that no float decides. `outer` belongs to the enclosing capture.
     """
 
     def __init__(self, outer: Known | None) -> None:
         self._outer = outer
         self._values: dict[str, torch.Tensor] = {}
         self._from_inputs: set[str] = set()
-        #: Of these, those of floats, which most likely are others in the next call.
+        #: Names of float values computed from inputs, which most likely differ in the next call.
         self._floats: set[str] = set()
 
     def call(
@@ -211,12 +213,12 @@ class Known:
         kwargs: Any,
         need: str,
     ) -> tuple[Any, bool]:
-        """What a call on proxies gives, and whether that depends on an input.
+        """Return the result of a call on proxies, and whether the result depends on an input.
 
-        Raises `DataDependent`, which says that there is a `need`, where that cannot be known.
+        Raises `DataDependent`, with the text `need`, where the result cannot be known.
         """
         if function is _aten.masked_select.default:
-            # the mask says how much is selected, and the shape how often
+            # the mask determines how many elements are selected, and the shape how often
             function, args = _select_zeros, (args[0].dtype, args[0].device, args[0].shape, args[1])
         wanted = {proxy.name for proxy in proxies((args, kwargs))}
         with _real():
@@ -232,7 +234,7 @@ class Known:
         return result, from_inputs
 
     def _compute(self, recorder: Recorder, names: Collection[str], need: str) -> bool:
-        """Know these values; whether one of them depends on an input."""
+        """Compute values by name; return whether one depends on an input."""
         names = set(names)
         missing, program = names - self._values.keys(), list[BoundSymbol]()
         lines = [*_lines(recorder)] if missing else []
@@ -258,7 +260,7 @@ class Known:
         return not self._from_inputs.isdisjoint(names)
 
     def _fetch(self, recorder: Recorder, name: str, need: str) -> None:
-        """Know a value that no line makes: a constant or an input."""
+        """Fetch a value that no line computes: a constant or an input."""
         constants = recorder.tape.constants
         if name in constants:
             self._values[name] = constants[name]
@@ -288,7 +290,7 @@ class Known:
 
 
 def _is_mask(recorder: Recorder, tensor: torch.Tensor) -> bool:
-    """Check whether its values are compiled for by default: integers, and a mask that is kept beside a module."""
+    """Check whether values are specialised by default: of integers, and of tensors that modules hold, such as masks."""
     is_kept = not tensor.requires_grad and all(tensor is not leaf for leaf in recorder.leaves)
     return is_kept or not (tensor.is_floating_point() or tensor.is_complex())
 
@@ -305,7 +307,7 @@ def _refuse_unknown(line: BoundSymbol, need: str) -> None:
 
 
 def _evaluate(line: BoundSymbol, values: dict[str, Any]) -> None:
-    """Enter what a line gives into the values by name."""
+    """Evaluate a line and add the results to the values by name."""
     given = map_proxies(lambda proxy: values[proxy.name], (line.args, dict(line.kwargs)))
     args, kwargs = map_numbers(hint_of, given)
     bind_outputs(line.output, line.symbol.fn(*args, **kwargs), values)
@@ -324,7 +326,7 @@ def _note_sizes(
     result: object,
     need: str,
 ) -> None:
-    """Hold other calls to a result that constants and symbolic sizes decide."""
+    """Guard that constants and symbolic sizes give the same result in other calls."""
     sizes, constants = active_sizes(), dict(recorder.tape.constants)
     assert sizes is not None
     needed = {proxy.name for proxy in proxies((args, kwargs))}
@@ -353,7 +355,7 @@ def _note_sizes(
 
 
 def _is_never(line: BoundSymbol, lines: list[BoundSymbol]) -> bool:
-    """Whether it is `torch.rand([]) < p` for a p that is not positive: false, whatever is drawn."""
+    """Check whether a line is `torch.rand([]) < p` with p <= 0: false for every draw."""
     if line.symbol.fn is not _aten.lt.Scalar or line.output.shape:
         return False
     drawn, bound = line.args
@@ -369,12 +371,12 @@ def _select_zeros(
 
 
 def _described(result: object) -> str:
-    """A result for comparison: of tensors, their layout."""
+    """Return a text to compare results by: tensors are described by layout."""
     return repr(map_tensors(lambda tensor: (tuple(tensor.shape), tensor.stride()), result))
 
 
 @contextlib.contextmanager
 def _real() -> Iterator[None]:
-    """Run on real tensors, as the trace will; the casts of autocast are lines of the program."""
+    """Run on real tensors without autocast, whose casts are lines of the program."""
     with internals.real_dispatch(), internals.autocast_off(), active(None):
         yield

@@ -1,7 +1,7 @@
-"""Collectives and parallel wrappers inside: what other processes take part in is never dropped, doubled or reordered.
+"""Collectives and parallel wrappers: communication with other processes is never dropped, doubled or reordered.
 
-Functional collectives are operators of the trace, which keep their order and their number. All others write into
-tensors that they are given, and wrap a work that is waited for, so a trace cannot hold them: they are refused. Code of
+Functional collectives are operators of the trace, in the same order and number. Other collectives write into their
+arguments and return a work object to wait for; a trace cannot hold such calls, so they are refused. Code of
 `torch.distributed` that the function starts, and wrappers whose Python communicates, are refused in `known_calls`.
 """
 
@@ -28,7 +28,7 @@ _SHARDED = (
 
 
 class Distributed(Handler):
-    """Collectives by operator, and sharded tensors."""
+    """Handler of in-place collectives and sharded tensors: both are refused."""
 
     @contextlib.contextmanager
     def running(
@@ -42,7 +42,7 @@ class Distributed(Handler):
         yield
 
     def take(self, recorder: Recorder, call: Call) -> Any:
-        """Refuse sharded tensors, and functional collectives where a gradient would have to flow through them."""
+        """Refuse sharded tensors, and functional collectives through which a gradient would have to flow."""
         module = getattr(call.fn, "__module__", None) or ""
         is_functional = module.rpartition(".")[2] == "_c10d_functional"
         if not is_functional and "torch.distributed.tensor" not in sys.modules:
@@ -58,12 +58,12 @@ class Distributed(Handler):
         return PASS
 
     def operator(self, recorder: Recorder, call: Operation) -> Any:
-        """Refuse operators that communicate in place."""
+        """Refuse operators with communication in place."""
         if call.func.namespace in ("c10d", "symm_mem"):
             raise Unsupported(
                 f"the collective {call.func} inside a jitted function, in {recorder.here()}: other processes take "
                 "part, in every call; call it outside the jitted function",
-                splits=False,  # TorchDynamo makes it functional, which has another gradient
+                splits=False,  # TorchDynamo would make the call functional, with another gradient
             )
         return PASS
 

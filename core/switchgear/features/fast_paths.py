@@ -1,4 +1,4 @@
-"""Where PyTorch asks whether a tensor is a plain one, and does otherwise for what stands for one in a capture."""
+"""Fast paths: places where PyTorch tests for plain tensors, and would treat the stand-ins of a capture differently."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from switchgear.record.handler import Handler
 
 
 class FastPaths(Handler):
-    """Attention and the layers of an encoder are fused without gradients, unless a tensor overrides functions.
+    """Handler of fused attention and encoder layers: PyTorch uses them without gradients, for plain tensors.
 
-    What stands for a tensor in a capture overrides none, whatever modes are at work.
+    The stand-ins of a capture count as plain tensors: they override no function, whatever modes are active.
     """
 
     def around(self) -> AbstractContextManager[None]:
-        """They ask for no mode. Others have the function under a name of their own."""
+        """Redirect `torch.overrides.has_torch_function`, as named in fast paths; other code has another name for it."""
         return redirected(torch.overrides, "has_torch_function", _is_overridden)
 
 

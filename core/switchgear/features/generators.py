@@ -1,4 +1,4 @@
-"""Generators among the arguments of calls: a trace holds those that are arguments of the jitted function."""
+"""Generators among the arguments of calls: a trace holds the generators passed to the jitted function."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from switchgear.record.call import Call
 from switchgear.record.handler import Handler
 from switchgear.record.recorder import Recorder
 
-#: Their shapes are found by decompositions of PyTorch's that refuse a generator.
+#: Functions whose shapes come from PyTorch decompositions that refuse a generator.
 _NO_GENERATOR_ON_META = frozenset({"exponential_", "cauchy_", "geometric_", "log_normal_"})
 
 
 class Generators(Handler):
-    """A call that is given a generator; what seeds a stream, or reads or sets its state, is refused."""
+    """Handler of calls with a generator; seeding a stream, or reading or setting its state, is refused."""
 
     def around(self) -> contextlib.AbstractContextManager[None]:
-        """What seeds is replaced."""
+        """Redirect seeding functions, to refuse them."""
         return seeding_refused()
 
     def opened(self, recorder: Recorder, call: Call) -> None:
-        """Record it with the generator that the trace holds."""
+        """Record the call with the generator of the trace."""
         given = call.kwargs.get("generator")
         if not isinstance(given, torch.Generator):
             return

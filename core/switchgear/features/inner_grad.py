@@ -1,7 +1,7 @@
-"""`torch.autograd.grad` inside.
+"""`torch.autograd.grad` inside a jitted function.
 
-PyTorch's own call, on the wrappers and unrecorded, says which gradients there are and in which layout, and raises
-what eager raises. With `create_graph`, and inside transforms of `torch.func`, PyTorch's backward itself is recorded.
+PyTorch's own call, on the wrappers and unrecorded, tells which gradients exist, their layouts, and the errors that
+eager raises. With `create_graph`, and inside transforms of `torch.func`, PyTorch's backward itself is recorded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from switchgear.record.recorder import Recorder
 
 
 class InnerGrad(Handler):
-    """A call of `torch.autograd.grad` is one symbol, which a pass differentiates by the rules for all else."""
+    """Handler of `torch.autograd.grad`: a call becomes one symbol, and the grad pass differentiates it by rules."""
 
     functions = frozenset({torch.autograd.grad})
 
     def answer(self, recorder: Recorder, call: Call) -> object:
-        """The gradients."""
+        """Return the gradients."""
         assert call.fn is not None
         _refuse_outside_history(recorder, *call.args)
         if recorder.tracker.writes.hidden:
@@ -56,7 +56,7 @@ def _record_call(
     tracker.settle()
     asked = map_tensors(tracker.proxy_of, (outputs, inputs, given))
     with recorder.paused():
-        # detached, for what the engine hands through is a tensor of its own in the trace
+        # detached: a grad output that the engine passes through is a separate tensor in the trace
         cotangents = map_tensors(torch.Tensor.detach, given)
         grads = func(outputs, inputs, grad_outputs=cotangents, **options)
     proxies: list[TensorProxy | None] = []
@@ -71,7 +71,7 @@ def _record_call(
 
 
 def _new_gradient(recorder: Recorder, wrapper: torch.Tensor) -> TensorProxy:
-    """The proxy of a gradient that PyTorch computed unrecorded."""
+    """Return the proxy of a gradient that PyTorch computed unrecorded."""
     if not internals.is_wrapper(wrapper):
         raise Unsupported(f"a gradient that is no strided tensor, in {recorder.here()}")
     fake = internals.unwrap(wrapper)
@@ -83,7 +83,7 @@ def _new_gradient(recorder: Recorder, wrapper: torch.Tensor) -> TensorProxy:
 
 
 def _refuse_outside_history(recorder: Recorder, outputs: Any, inputs: Any) -> None:
-    """Gradients of a tensor from outside might flow past the trace, through the history of another one."""
+    """Refuse a gradient that may flow outside the trace, through the history of another input."""
     recorder.matters.leaves = True
     if not all(isinstance(value, torch.Tensor) for value in (*outputs, *inputs)):
         raise Unsupported(

@@ -1,4 +1,4 @@
-"""Modes that a trace runs under as they are around the call: a function that has changed one is refused."""
+"""Modes of the surrounding call, which hold for the trace: a function that changes such a mode is refused."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from switchgear.record.recorder import Recorder
 
 
 class ModesChanged(Handler):
-    """The default dtype, the default device, and the backends of attention."""
+    """Handler of the default dtype, the default device, and the backends of attention."""
 
     def begin(self, recorder: Recorder) -> tuple[object, object, object]:
-        """These modes as they are around the call."""
+        """Return the modes around the call."""
         if recorder.enclosing is not None:
             return recorder.enclosing.state(self)  # type: ignore[no-any-return]
         return (
@@ -33,13 +33,13 @@ class ModesChanged(Handler):
         dtype, devices, _ = recorder.state(self)
         if torch.get_default_dtype() is not dtype:
             self._refuse(recorder, "the default dtype")
-        # what is set by `torch.set_default_device` lies below the mode, which is not on the stack here
+        # `torch.set_default_device` sets a device below the mode, which is not on the stack here
         if internals.default_devices() != devices:
             self._refuse(recorder, "the default device")
         return PASS
 
     def opened(self, recorder: Recorder, call: Call) -> None:
-        """Note attention; of norms on a GPU, a library decides that can be switched off."""
+        """Note attention. Guard cuDNN's switch for norms on a GPU: PyTorch picks the kernel by the switch."""
         name = getattr(call.fn, "__name__", "")
         if name.endswith("_norm") and torch.cuda.is_initialized():
             library = torch.backends.cudnn
@@ -52,7 +52,7 @@ class ModesChanged(Handler):
         RARE_MODES.matter = True
 
     def closing(self, recorder: Recorder, call: Call) -> None:
-        """Record attention with other backends than those around the call as the kernel that they lead to."""
+        """Record the kernel of an attention call whose backends differ from those around the jitted function."""
         is_attention = "attention" in getattr(call.fn, "__name__", "")
         if is_attention and internals.attention_backends() != recorder.state(self)[2]:
             call.whole = False

@@ -1,4 +1,4 @@
-"""Logs: a function that logs falls back, and a guard tells when a logger's level changes."""
+"""Logs: a function that logs falls back, and a guard detects a changed level of a logger."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from switchgear.record.recorder import active_recorder
 
 
 class Outside(Handler):
-    """What loggers do."""
+    """Handler of loggers."""
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
-        """Redirect what loggers do."""
+        """Redirect the methods of loggers."""
         with (
             redirected(logging.Logger, "_log", _log),
             redirected(logging.Logger, "isEnabledFor", _is_enabled),
@@ -30,7 +30,7 @@ class Outside(Handler):
 def _is_enabled(original: Callable[..., bool], logger: logging.Logger, level: int) -> bool:
     """Guard `logger.isEnabledFor(level)`, so that a changed level recompiles."""
     enabled = original(logger, level)
-    if logger.name.startswith("torch."):  # asked ten thousands of times by symbolic sizes
+    if logger.name.startswith("torch."):  # symbolic sizes ask tens of thousands of times
         return enabled
     recorder = active_recorder()
     if recorder is not None and _is_users(caller(2, "logging")):

@@ -1,4 +1,4 @@
-"""Torch-level calls that capture refuses, for they would be captured wrongly."""
+"""Torch-level calls that capture would record wrongly, and therefore refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from switchgear.record.recorder import Recorder
 from switchgear.record.stand_ins import asker
 from switchgear.record.user_code import is_own_file
 
-#: Torch-level functions that would be captured wrongly, and what to do instead.
+#: Torch-level functions that would be captured wrongly, with a remedy for each.
 _REFUSED = {
     "torch.autograd.backward": "use torch.autograd.grad inside, or call backward() on the jitted function's result",
     "torch.Tensor.backward": "use torch.autograd.grad inside, or call backward() on the jitted function's result",
@@ -40,7 +40,7 @@ _REFUSED = {
         "make a new tensor instead",
     ),
 }
-#: Attributes of tensors that would be captured wrongly, and what to do instead.
+#: Attributes of tensors that would be captured wrongly, with a remedy for each.
 _REFUSED_ATTRIBUTES = {
     torch.Tensor.grad: "pass the gradient as an argument, or call it outside (an optimizer: its step)",
     torch.Tensor.grad_fn: "read it, and hook to it (as a backward hook on a module does), outside the jitted function",
@@ -49,9 +49,9 @@ _REFUSED_ATTRIBUTES = {
     torch.Tensor.output_nr: "read it outside the jitted function",
     torch.Tensor.retains_grad: "read it outside the jitted function",
 }
-#: What functions of attributes do.
+#: Verbs for the accessors of attributes.
 _ACCESS = {"__get__": "reads", "__set__": "writes to", "__delete__": "deletes"}
-#: How functions begin that make tensors of other kinds, which no trace holds: sparse, quantised, nested.
+#: Prefixes of functions that create sparse, quantised or nested tensors; no trace holds these.
 _STRANGE = ("sparse_", "to_sparse_", "quantize_per_", "_nested_tensor", "to_mkldnn", "as_subclass")
 _REFUSED_NAMES = frozenset(name.rpartition(".")[2] for name in _REFUSED)
 
@@ -61,20 +61,20 @@ _OF_LINALG = (
     *("pinv", "solve", "svd", "svdvals", "tensorinv", "tensorsolve"),
 )
 _OTHERS = ("cholesky", "cholesky_inverse", "inverse", "multinomial", "pinverse", "svd")
-#: Functions that raise for what is in their arguments.
+#: Functions that raise depending on the data of their arguments.
 _RAISING = {getattr(torch.linalg, name) for name in _OF_LINALG}
 _RAISING |= {getattr(holder, name) for holder in (torch, torch.Tensor) for name in _OTHERS}
-#: Asks whether a tensor is a leaf of autograd, which is guarded.
+#: The accessor that tells whether a tensor is a leaf of autograd; the answer is guarded.
 _IS_LEAF = getter("is_leaf")
 #: The module that calls the function.
 _START = "switchgear.frontend.session"
 
 
 class Refusals(Handler):
-    """Calls and attributes by name."""
+    """Handler of calls and attributes that are refused by name."""
 
     def around(self) -> contextlib.AbstractContextManager[None]:
-        """Hooks on saved tensors, as `save_on_cpu` has, are refused: they would see what the capture saves, once."""
+        """Refuse hooks on saved tensors, such as `save_on_cpu`: they would see the tensors of the capture, once."""
         return redirected(torch.autograd.graph.saved_tensors_hooks, "__enter__", _refuse_hooks)
 
     def take(self, recorder: Recorder, call: Call) -> Any:
@@ -109,7 +109,7 @@ def _refuse_caught(fn: Any, here: Callable[[], str]) -> None:
 
 @functools.cache
 def _catches(code: types.CodeType) -> bool:
-    """Check whether a function has an `except`, wherever that stands, or uses `contextlib.suppress`."""
+    """Check whether a function has an `except` clause anywhere, or uses `contextlib.suppress`."""
     names = [line.opname for line in dis.get_instructions(code)]
     return (
         "CHECK_EXC_MATCH" in names
@@ -125,7 +125,7 @@ _NESTED_FILES = str(Path(torch.nested.__file__).parent)
 def refuse(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], here: Callable[[], str]
 ) -> None:
-    """Raise `Unsupported`, naming the user's line that `here` tells, for a call that would be captured wrongly."""
+    """Raise `Unsupported` for a call that would be captured wrongly; `here` returns the user's line for the message."""
     name = getattr(func, "__name__", "")
     if (
         name in _ACCESS
@@ -134,9 +134,9 @@ def refuse(
     ):
         attribute = func.__self__
         if attribute is torch.Tensor.grad_fn and not args[0].requires_grad:
-            return  # it is None
+            return  # the attribute is None
         what = f"the function {_ACCESS[name]} .{attribute.__name__} of a tensor"
-        # of what TorchDynamo takes apart there are other nodes
+        # TorchDynamo would split the function, and the nodes would differ
         splits = attribute is not torch.Tensor.grad_fn
         raise Unsupported(f"{what}, in {here()}; {_REFUSED_ATTRIBUTES[attribute]}", splits=splits)
     if (
@@ -144,12 +144,12 @@ def refuse(
         and args[0].requires_grad
         and (args[1:] or (True,), kwargs) == ((True,), {})
     ):
-        return  # as it is already; transformers does so when gradient checkpointing is on
+        return  # no change; transformers makes this call when gradient checkpointing is on
     if name.startswith(_STRANGE):
         raise Unsupported(
             f"{name} inside a jitted function, in {here()}: it makes a tensor of another kind; call it, and code that "
             "uses its result, outside the jitted function",
-            # TorchDynamo makes no nested tensors, and what is padding differs
+            # TorchDynamo creates no nested tensors, and padding differs
             splits="nested" not in name,
         )
     if func is torch.fused_moving_avg_obs_fake_quant and not all(
@@ -167,7 +167,7 @@ def refuse(
                 )
             raise Unsupported(
                 f"{full} inside a jitted function, in {here()}; {_REFUSED[full]}",
-                # TorchDynamo puts a hook on an input where the graph begins, before what is written to it, and forgets
-                # what was written to an attribute before
+                # TorchDynamo puts a hook on an input at the start of the graph, before writes to the input; it also
+                # forgets earlier writes to an attribute
                 splits=name != "register_hook",
             )

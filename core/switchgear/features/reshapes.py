@@ -1,4 +1,4 @@
-"""Calls that give a tensor other sizes or strides in place: on an input they are repeated after the call."""
+"""Calls that change sizes or strides in place: on an input, they are repeated after the call."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from switchgear.record.handler import Handler
 from switchgear.record.recorder import Recorder
 from switchgear.record.sizes import active_sizes
 
-#: In-place calls that change no data; also where there is nothing to change they count as writes to autograd.
+#: In-place calls without a change of data; autograd counts each as a write, even a call without an effect.
 _METADATA_ONLY = frozenset({"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"})
 
 
 class Reshapes(Handler):
-    """Calls such as `transpose_()`, and writes that make an input a view of what it was."""
+    """Handler of calls such as `transpose_()`, and of writes that make an input a view of its former self."""
 
     def closing(self, recorder: Recorder, call: Call) -> None:
-        """Take note of the calls to be repeated."""
+        """Record the calls to be repeated."""
         assert call.symbol is not None
         metadata_only = call.symbol.name.rpartition(".")[2] in _METADATA_ONLY
         recorder.tracker.writes.reshapes |= metadata_only
         if call.wrote or metadata_only:
             _note(recorder, call, metadata_only)
         if metadata_only:
-            # autograd makes a view again in its new layout, whatever the grad mode
+            # autograd creates the view with the new layout in every grad mode
             call.lines = [replace(line, grad_enabled=True) for line in call.lines]
 
 
@@ -43,7 +43,7 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
         tensors_in((call.args, call.kwargs)), proxies(call.given), strict=True
     ):
         found, now = recorder.inputs.of(tensor), recorder.values.proxy_of(tracker.last_fake(tensor))
-        # also one that changes nothing, as `t_()` of a vector: the tensor has a new version
+        # a call without an effect counts too, such as `t_()` of a vector: the tensor has a new version
         if found is None:
             key = internals.storage_key(tensor)
             home = next(
@@ -53,7 +53,7 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
                 raise Unsupported(
                     f"{call.symbol.name} of a view of {home.proxy.name}, an input, in {recorder.here()}: the input "
                     "has a new version then; make a view instead",
-                    splits=False,  # TorchDynamo goes on with the sizes of before
+                    splits=False,  # TorchDynamo would continue with the old sizes
                 )
             continue
         viewed = any(
@@ -61,7 +61,7 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
             for leaf in leaves_of(call.lines)
         )
         if metadata_only or viewed or (now.shape, now.stride) != (before.shape, before.stride):
-            if active_sizes() is not None:  # they are measured after the call
+            if active_sizes() is not None:  # symbolic sizes are measured after the call
                 raise Unsupported(
                     f"{call.symbol.name} gives {found.proxy.name}, an input, other sizes or strides in place, in "
                     f"{recorder.here()}, where sizes are symbolic; make a view instead"

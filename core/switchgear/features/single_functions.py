@@ -1,4 +1,4 @@
-"""Functions that PyTorch's own parts of would be captured otherwise than eager runs them, each with a handler."""
+"""Functions whose inner calls would be captured differently from eager, each with a handler."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ONE_HOT = Symbol("torch.nn.functional.one_hot", F.one_hot)
 
 
 class OneHot(Handler):
-    """`one_hot` looks at its data to check them alone: it stays whole, and checks them in every call.
+    """Handler of `one_hot`, whose data is only checked: the call stays whole, and checks the data in every call.
 
-    Routers of experts and quantisers of vectors use it, with a number of classes; else the shape depends on data.
+    Routers of experts and quantisers of vectors pass a number of classes; without a number the shape depends on data.
     """
 
     functions = frozenset({F.one_hot})
 
     def answer(self, recorder: Recorder, call: Call) -> object:
-        """The vectors."""
+        """Return the encoded vectors."""
         return _record(recorder, *call.args, **call.kwargs)
 
 
@@ -41,9 +41,9 @@ def _record(recorder: Recorder, tensor: torch.Tensor, num_classes: Any = -1) -> 
 
 
 class Foreach(Handler):
-    """`torch._foreach_add_` and the like raise versions in eager, not under functionalization.
+    """Handler of `torch._foreach_add_` and the like, which raise versions in eager, not under functionalization.
 
-    What is written without a new version is taken for a write through `.data`.
+    Capture would take a write without a new version for a write through `.data`.
     """
 
     functions = frozenset(
@@ -53,7 +53,7 @@ class Foreach(Handler):
     )
 
     def answer(self, recorder: Recorder, call: Call) -> Any:
-        """Raise the versions of the tensors in the first argument, and let the call go on."""
+        """Raise the versions of the tensors in the first argument, and let the call proceed."""
         for tensor in call.args[0]:
             if not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
@@ -61,9 +61,9 @@ class Foreach(Handler):
 
 
 class BatchOfOne(Handler):
-    """A product of batches of which one is a single matrix that needs no gradient: eager repeats it.
+    """Handler of batched products with a batch of one matrix without requires_grad: eager repeats the matrix.
 
-    Of what is no plain tensor, or requires grad, PyTorch multiplies the rows of all matrices by it at once.
+    With subclasses of tensors, or if the matrix requires grad, PyTorch multiplies the rows of all matrices at once.
     """
 
     functions = frozenset(
@@ -77,7 +77,7 @@ class BatchOfOne(Handler):
     )
 
     def answer(self, recorder: Recorder, call: Call) -> object:
-        """The call of matrices that are repeated already."""
+        """Replace the arguments by matrices repeated in advance."""
         tensors = [*tensors_in((call.args, call.kwargs))]
         if len(tensors) == 2 and all(tensor.dim() == 3 for tensor in tensors):
             others = {id(one): other for one, other in (tensors, tensors[::-1])}

@@ -1,7 +1,7 @@
-"""Symbolic sizes among the arguments of calls, and in the hands of the function's own code.
+"""Symbolic sizes among the arguments of calls, and as the function's own code sees them.
 
-To that code they are integers: `isinstance(n, int)` is true, and text holds, and a dict has for a key, what they are in
-the call at hand, to which other calls are held.
+To the function, symbolic sizes are integers: `isinstance(n, int)` is true. Text and keys of dicts hold the values of
+the captured call, and the entry then serves only calls with equal values.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from switchgear.record.recorder import Recorder
 from switchgear.record.sizes import active_sizes, settled
 from switchgear.record.user_code import is_own_file
 
-#: The numbers, and what they stand for.
+#: The symbolic types, with the Python types behind them.
 _PLAIN: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _GET, _SET = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 
 
 class SymbolicSizes(Handler):
-    """What a trace cannot hold of them, such as truth values, is decided before the call."""
+    """Handler of symbolic sizes: uses that a trace cannot hold, such as truth values, are decided before the call."""
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
-        """Let them be keys of dicts, until what the function has put there is gone."""
+        """Allow symbolic numbers as keys of dicts, until entries made by the function are gone."""
         with contextlib.ExitStack() as stack:
             for kind, plain in _PLAIN.items():
                 stack.enter_context(redirected(kind, "__hash__", partial(_hash, plain)))
@@ -43,7 +43,7 @@ class SymbolicSizes(Handler):
     def running(
         self, recorder: Recorder, roots: Sequence[Any], arguments: Mapping[int, Any]
     ) -> Iterator[None]:
-        """Have them be integers to the function."""
+        """Present symbolic numbers as integers to the function."""
         if active_sizes() is None:
             yield
             return
@@ -56,7 +56,7 @@ class SymbolicSizes(Handler):
             yield
 
     def answer(self, recorder: Recorder, call: Call) -> object:
-        """The call with the numbers that a trace holds."""
+        """Replace symbolic numbers in the call by numbers that a trace holds."""
         if active_sizes() is None or call.symbol is None:
             return PASS
         if call.fn in (_GET, _SET):
@@ -70,7 +70,7 @@ class SymbolicSizes(Handler):
 
 
 def _indexed(tensor: torch.Tensor, index: tuple[Any, ...], value: list[Any]) -> object:
-    """What lies at, or a write to, `x[:, n]`, which PyTorch takes for integers alone: `x.select(1, n)`."""
+    """Read or write `x[:, n]`, which PyTorch accepts for integers alone, as `x.select(1, n)`."""
     dim = next((dim for dim, place in enumerate(index) if place != slice(None)), len(index))
     place = index[dim] if dim < min(len(index), tensor.dim()) else None
     if type(place) is not torch.SymInt or not 0 <= place < tensor.shape[dim]:
@@ -87,7 +87,7 @@ def _kind(plain: type, number: object) -> type:
 
 
 def _length(original: Callable[[object], int], value: object) -> int | torch.SymInt:
-    # past what `redirected` puts in the place of the original
+    # skip the frame of `redirected`
     asker = sys._getframe(2).f_code.co_filename
     if isinstance(value, torch.Tensor) and value.dim() and not is_own_file(asker):
         return value.shape[0]
@@ -95,12 +95,12 @@ def _length(original: Callable[[object], int], value: object) -> int | torch.Sym
 
 
 def _hash(plain: type, original: Callable[..., int], number: object) -> int:
-    # the caller of what `redirected` puts in the place of the original
+    # the caller of the frame of `redirected`
     return original(number) if caller(2).partition(".")[0] == "torch" else hash(plain(number))
 
 
 def _text(plain: type, original: Callable[..., str], number: Any, *args: Any) -> str:
-    # past what `redirected` puts in the place of the original
+    # skip the frame of `redirected`
     if is_own_file(sys._getframe(2).f_code.co_filename):
         return original(number, *args)
     return str(getattr(plain(number), original.__name__)(*args))

@@ -18,14 +18,14 @@ from switchgear.record.recorder import Recorder, active_recorder
 
 
 class Transforms(Handler):
-    """Calls inside a transform, and of what a transform returned."""
+    """Handler of calls inside a transform, and of calls on the results of a transform."""
 
-    #: Whether the capture has begun inside of a transform.
+    #: Whether the capture began inside a transform.
     _starts_inside = False
 
     @contextlib.contextmanager
     def around(self) -> Any:
-        """Tensors from outside become inputs before functorch wraps them; transforms that trace are refused."""
+        """Make outside tensors inputs before functorch wraps them; refuse tracing transforms."""
         with (
             replaced(self, "_starts_inside", internals.inside_functorch()),
             internals.functorch_operands(_below_transforms),
@@ -35,7 +35,7 @@ class Transforms(Handler):
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Make the call, and record its operators."""
-        # what `torch.func.vjp` returns reads the tensors of its transform after that has ended
+        # the function that `torch.func.vjp` returns reads tensors of its transform after the transform has ended
         transformed = any(map(internals.is_functorch_tensor, tensors_in((call.args, call.kwargs))))
         if not internals.inside_functorch() and not transformed:
             return PASS
@@ -60,7 +60,7 @@ def _adopted_below(recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _below_transforms(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that a transform of `torch.func` is about to wrap, as the trace knows it."""
+    """Return the traced counterpart of a tensor that a transform of `torch.func` is about to wrap."""
     recorder = active_recorder()
     return tensor if recorder is None else _adopted_below(recorder, tensor)
 

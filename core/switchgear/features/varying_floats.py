@@ -11,7 +11,7 @@ from switchgear.record.call import Call
 from switchgear.record.handler import PASS, Handler
 from switchgear.record.recorder import Recorder
 
-#: Whose kernels have the same bits for a number and for a tensor of one element.
+#: Functions whose kernels give the same bits for a number and for a tensor of one element.
 _NAMES = (
     *("add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "rsub"),
     *("lt", "le", "gt", "ge", "eq", "ne", "less", "less_equal", "greater", "greater_equal"),
@@ -33,12 +33,12 @@ _FUNCTIONS = frozenset(
 
 
 class VaryingFloats(Handler):
-    """What else takes such a number refuses it."""
+    """Handler of varying floats; functions not listed here refuse such a number."""
 
     functions = _FUNCTIONS | {torch.tensor}
 
     def answer(self, recorder: Recorder, call: Call) -> object:
-        """Put the tensor in the place of the number."""
+        """Replace the number by its tensor."""
         floats = [value for value in call.args if isinstance(value, Float)]
         if not floats:
             return PASS

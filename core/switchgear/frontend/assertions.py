@@ -1,4 +1,4 @@
-"""Assertions: branches whose other side raises, told by the bytecode of the frame that asks for the branch."""
+"""Assertions: branches whose other side raises, found in the bytecode of the frame that tests the branch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 
 from switchgear.record.user_code import is_own_file
 
-#: The only files of PyTorch's that assert by the data of tensors: the arguments of distributions.
+#: The only files of PyTorch that assert on tensor data: the arguments of distributions.
 _DISTRIBUTIONS = str(pathlib.Path(torch.__file__).parent / "distributions") + os.sep
 _BRANCHES = ("POP_JUMP_", "JUMP_IF_")
-#: What may stand between a call that gives a truth and the branch.
+#: Operations that may stand between a call with a truth value and the branch.
 _BEFORE_BRANCHES = ("CALL", "CACHE", "TO_BOOL")
 _ENDS = ("RETURN", "YIELD", "SEND", "FOR_ITER", "JUMP_BACKWARD")
 
 
 def asserted() -> bool | None:
-    """Return the truth of a tensor for which the code that asks raises nothing; None if it does not only raise."""
+    """Return the truth of a tensor for which the asking code goes on; None if no side of the branch only raises."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and _is_passed(frame.f_code.co_filename):
         frame = frame.f_back
@@ -35,7 +35,7 @@ def _is_passed(file: str) -> bool:
 
 @functools.lru_cache(1024)
 def _truth(code: types.CodeType, offset: int) -> bool | None:
-    """Return the side of the branch at, or just behind, an instruction whose other side can only raise."""
+    """Return the side of the branch at or just after an instruction, if the other side can only raise."""
     instructions = [one for one in dis.get_instructions(code) if one.offset >= offset]
     place = 0
     while place < len(instructions) and instructions[place].opname.startswith(_BEFORE_BRANCHES):
@@ -50,14 +50,14 @@ def _truth(code: types.CodeType, offset: int) -> bool | None:
 
 
 def _behind(instructions: list[dis.Instruction], jump: dis.Instruction) -> list[dis.Instruction]:
-    """Return the instructions that a jump leads to; none for a jump back."""
+    """Return the instructions at the target of a jump; none for a jump back."""
     if jump.argval <= jump.offset:
         return []
     return [one for one in instructions if one.offset >= jump.argval]
 
 
 def _raises(instructions: list[dis.Instruction]) -> bool:
-    """Check whether all ways through instructions end by raising."""
+    """Check whether all paths through instructions end by raising."""
     for place, one in enumerate(instructions):
         if one.opname == "RAISE_VARARGS":
             return True

@@ -1,7 +1,7 @@
-"""Floats that change between calls: to the function a float, in the trace a tensor of one element, an input.
+"""Floats that change between calls: a float to the function, in the trace an input tensor of one element.
 
 Sums, products and quotients are computed in float64, as Python does; comparisons are branches on the data of the call.
-Whatever else asks for the number refuses the capture, which then is made for the float at hand.
+Any other use of the number refuses the capture, which is then repeated with the float as a constant.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ASKED = "a float that changes between calls is asked for its value ({})"
 
 
 class _Asked:
-    """The node of such a float, which PyTorch asks for its value."""
+    """The node of such a float: PyTorch reads its value from here, which is refused."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise Unsupported(_ASKED.format(name))
@@ -61,7 +61,7 @@ _OF_FLOATS = frozenset(dir(float))
 
 
 class Float(torch.SymFloat):
-    """A float of the call, which `tensor` holds in the trace."""
+    """A float of the call, held by `tensor` in the trace."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.node = _Asked()
@@ -101,10 +101,10 @@ class Float(torch.SymFloat):
 
 
 def operand(number: Float, other: torch.Tensor) -> torch.Tensor:
-    """Return the tensor with which arithmetic of `other` has the bits, and the dtype, that it has with the number.
+    """Return a tensor that gives arithmetic with `other` the bits and the dtype of arithmetic with the number.
 
     Raises:
-        Unsupported: PyTorch computes otherwise with a tensor of one element.
+        Unsupported: PyTorch computes differently with a tensor of one element.
     """
     if other.dtype in (torch.float32, torch.float64):
         return number.tensor.to(other.dtype)
@@ -114,4 +114,4 @@ def operand(number: Float, other: torch.Tensor) -> torch.Tensor:
         raise Unsupported(f"a float that changes between calls meets a tensor of {other.dtype}")
     return (
         number.tensor
-    )  # kernels of lower precision convert it once, to the type that they compute in
+    )  # kernels of lower precision convert it once, to the dtype of their computation

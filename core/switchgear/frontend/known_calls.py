@@ -1,7 +1,7 @@
-"""The functions and types written in C that capture knows. Code that uses any other is refused, and runs in eager.
+"""The functions and types in C known to capture. Code that uses others is refused, and runs in eager.
 
-Python code is looked into, and PyTorch's own functions come in through the doors. A function that is known depends on
-its arguments alone, or reads and writes Python objects whose content capture guards and compares.
+Python code is inspected, and PyTorch's own functions come in through the doors. A known function depends on its
+arguments alone, or reads and writes Python objects whose content capture guards and compares.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from switchgear.record.guards import HEAP
 from switchgear.record.recorder import active_recorder
 from switchgear.record.user_code import is_installed, is_of_pytorch, is_standard
 
-#: Modules whose functions, and the methods of whose types, depend on their arguments alone.
+#: Modules whose functions and methods of types depend on their arguments alone.
 _PURE = frozenset(
     {
         *("builtins", "math", "cmath", "operator", "_operator", "itertools", "functools"),
@@ -51,7 +51,7 @@ _WRITES = (
 _PROCESSES = ("system", "fork", "posix_spawn", "execv", "execve", "kill")
 _CLOCKS = ("now", "utcnow", "today")
 _WARNS, _DEBUGS = "warns", "starts a debugger"
-#: What others do, by the names of modules, of their functions, and of the methods of their types.
+#: Verb phrases for other functions, by names of modules, of functions, and of methods.
 _DOES: Mapping[str, str] = {
     "builtins.print": "prints",
     "builtins.input": "asks for input",
@@ -88,7 +88,7 @@ _DOES: Mapping[str, str] = {
     "torch.is_inference_mode_enabled": "asks whether inference mode is on",
     "torch.is_anomaly_enabled": "asks whether anomalies are looked for",
 }
-#: What functions written in Python do that no trace would do again, by their code.
+#: Verb phrases for functions in Python that no trace would repeat, by their code.
 _DOES_IN_PYTHON = {
     id(bdb.Bdb.__init__.__code__): _DEBUGS,
     id(torch.save.__code__): "saves a file",
@@ -97,14 +97,14 @@ _DOES_IN_PYTHON = {
     id(internals.JiteratorFunction.__call__.__code__): "runs a kernel of torch.cuda.jiterator",
     id(inspect.getattr_static.__code__): "reads attributes past what a guard tells",
 }
-#: Where code of PyTorch's lies that communicates, but for functional collectives, which a trace holds.
+#: Folders of PyTorch with communicating code; functional collectives are exempt, because a trace holds them.
 _OF_PROCESSES = tuple(
     f"{os.path.dirname(torch.__file__)}/{name}/" for name in ("distributed", "nn/parallel")
 )
 _FUNCTIONAL = f"{_OF_PROCESSES[0]}_functional_collectives.py"
-#: Loads a module, until it returns.
+#: The code for loading a module, until its return.
 _LOADS = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
-#: Of these, the standard library's own affair when its code calls them: the state of the interpreter, its locks.
+#: Modules whose calls by the standard library are its own business: the state of the interpreter, its locks.
 _LOCKS = frozenset({"_thread"})
 _OF_THE_LIBRARY = frozenset({"sys", "_thread", "_imp", "_signal", "gc", "marshal", "_locale"})
 #: Functions of other modules that depend on nothing that changes between calls.
@@ -115,7 +115,7 @@ _FIXED = frozenset(
         *("posix._path_normpath", "posix._path_splitroot_ex"),
     }
 )
-#: Classes of theirs that live in C, or are shared with other threads, though they are written in Python.
+#: Packages of classes with state in C or shared with other threads, although written in Python.
 _SHARED = frozenset(
     {
         *("threading", "multiprocessing", "queue", "concurrent", "asyncio", "subprocess", "socket"),
@@ -125,27 +125,27 @@ _SHARED = frozenset(
 _LOAD_GLOBAL, _PUSH_NULL, _CACHE = (
     dis.opmap.get(name, -1) for name in ("LOAD_GLOBAL", "PUSH_NULL", "CACHE")
 )
-#: Python 3.11 loads methods that it calls by an operation of their own, later versions set the argument's lowest bit.
+#: Python 3.11 loads a called method by a separate operation, later versions set the lowest bit of the argument.
 _LOAD_METHOD = dis.opmap.get("LOAD_METHOD", -1)
 _ATTRIBUTES = {
     dis.opmap["LOAD_ATTR"]: int(_LOAD_METHOD < 0 or sys.version_info >= (3, 12)),
     _LOAD_METHOD: 0,
 }
-#: Whose classes look as if they were written in Python.
+#: Modules whose classes look as if written in Python.
 _BINDINGS = frozenset({"pybind11_builtins", "nanobind", "Boost.Python"})
-#: Files of the library that do what is up to them: a log whose level says so, a warning shown once, an import.
+#: Library files that act by their own rules: a log at its level, a warning shown once, an import.
 _SHOW = (logging.__file__, warnings.__file__, _LOADS.co_filename)
-#: A class written in Python has the flag `HEAP`; one that is written in C may have it, and then has this one, too.
+#: The flag `HEAP` marks a class in Python; a class in C may have it too, but then together with this flag.
 _IMMUTABLE = 1 << 8
 
 
 def is_written_in_python(kind: type) -> bool:
-    """Check whether a class is, and so may be changed."""
+    """Check whether a class is written in Python, and may therefore be changed."""
     is_heap = kind.__flags__ & (HEAP | _IMMUTABLE) == HEAP
     return is_heap and _BINDINGS.isdisjoint([base.__module__ for base in kind.__mro__])
 
 
-#: Modules whose types hold in C what changes: made inside they are the function's own, reached they are refused.
+#: Modules whose types hold changing state in C: allowed if created inside the function, refused if reached.
 _STATEFUL = frozenset(
     {
         *("_hashlib", "_md5", "_sha1", "_sha2", "_sha256", "_sha512", "_sha3", "_blake2", "zlib"),
@@ -155,16 +155,14 @@ _STATEFUL = frozenset(
 
 
 def is_known(kind: type) -> bool:
-    """Check whether instances of a class hold nothing but Python objects, or data that never change.
+    """Check whether instances of a class hold nothing but Python objects, or constant data.
 
-    `_SHARED` counts for objects of these packages themselves: of a user's class that inherits, all else is looked into.
+    `_SHARED` applies to objects of its packages themselves: a user's subclass is inspected otherwise.
     """
     is_shared = kind.__module__.partition(".")[0] in sys.stdlib_module_names
     for base in kind.__mro__:
         package = str(base.__module__).partition(".")[0]
-        if (
-            base.__module__ in _BINDINGS
-        ):  # the base of their classes, which have modules of their own
+        if base.__module__ in _BINDINGS:  # the base of classes in other modules
             continue
         is_safe = package in _PURE - _STATEFUL or is_written_in_python(base)
         if base is bytearray or not is_safe:
@@ -175,7 +173,7 @@ def is_known(kind: type) -> bool:
 
 
 def refuse_call(frame: types.FrameType, function: Any) -> None:
-    """Raise `Unsupported` if code, which is not PyTorch's, may not call a function written in C."""
+    """Raise `Unsupported` if code outside PyTorch must not call a function in C."""
     file = frame.f_code.co_filename
     if not (what := what_it_does(function)):
         return
@@ -183,16 +181,16 @@ def refuse_call(frame: types.FrameType, function: Any) -> None:
         return
     if _is_passed(file) and (_is_its_own(function) or not _is_for_the_user(frame)):
         return
-    # the locks of a package are its own affair
+    # locks of a package are its own business
     if is_installed(file) and _is_its_own(function, _LOCKS):
         return
     refuse(what)
 
 
 def refuse_start(frame: types.FrameType) -> None:
-    """Raise `Unsupported` if code may not run.
+    """Raise `Unsupported` if code must not run.
 
-    Nor may it hand on a function written in C that it may not call, as in `map(print, x)`: nothing tells of that call.
+    The code must not pass on a forbidden function in C either, as in `map(print, x)`: such a call is not reported.
     """
     code, space = frame.f_code, frame.f_globals
     if what := _DOES_IN_PYTHON.get(id(code)) or _communicates(frame):
@@ -208,7 +206,7 @@ def refuse_start(frame: types.FrameType) -> None:
 
 
 def _communicates(frame: types.FrameType) -> str:
-    """Return a verb phrase for code by which other processes or devices take part in every call."""
+    """Return a verb phrase for code that involves other processes or devices in every call."""
     code, caller = frame.f_code, frame.f_back
     if not code.co_filename.startswith(_OF_PROCESSES) or code.co_filename == _FUNCTIONAL:
         return ""
@@ -221,18 +219,18 @@ def _communicates(frame: types.FrameType) -> str:
 
 
 def refuse(what: str) -> None:
-    """Raise `Unsupported` because the function does this, if a recorder is at work."""
+    """Raise `Unsupported` with this verb phrase, if a recorder is active."""
     recorder = active_recorder()
     if recorder is not None and not recorder.tape.is_paused and not _is_loading():
         raise Unsupported(
             f"the function {what}, in {recorder.here()}, which the first call alone would do; do it outside of the "
             "function",
-            splits=what != _DEBUGS,  # it would stop in code of TorchDynamo
+            splits=what != _DEBUGS,  # the debugger would stop in code of TorchDynamo
         )
 
 
 def _is_loading() -> bool:
-    """Check whether a module is being loaded: what its code does then is its own affair."""
+    """Check whether a module is being loaded, whose code is not part of the function."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _LOADS:
         frame = frame.f_back
@@ -240,7 +238,7 @@ def _is_loading() -> bool:
 
 
 def what_it_does(function: Any) -> str:
-    """Return a verb phrase for a function written in C, empty if it depends on its arguments alone."""
+    """Return a verb phrase for a function in C, empty if it depends on its arguments alone."""
     owner, name = function.__self__, function.__name__
     if not is_method(function):
         return _what(function.__module__ or getattr(owner, "__name__", "?"), name)
@@ -249,7 +247,7 @@ def what_it_does(function: Any) -> str:
 
 
 def is_method(function: types.BuiltinFunctionType) -> bool:
-    """Check whether a function written in C is bound to an object or a class."""
+    """Check whether a function in C is bound to an object or a class."""
     owner = function.__self__
     is_of_pybind = type(owner).__module__ == "pybind11_builtins"  # a record of the function
     return not (owner is None or is_of_pybind or isinstance(owner, types.ModuleType))
@@ -280,8 +278,8 @@ def _is_its_own(function: Any, modules: frozenset[str] = _OF_THE_LIBRARY) -> boo
 
 
 def _is_passed(file: str) -> bool:
-    """Check whether a file is of the standard library, of typing_extensions, which the library's typing calls, or of
-    tqdm, which torch.fx.Interpreter of PyTorch 2.13 calls.
+    """Check whether a file belongs to the standard library, to typing_extensions (called by its typing), or to tqdm
+    (called by torch.fx.Interpreter of PyTorch 2.13).
     """
     path = file.replace("\\", "/")
     return is_standard(file) or "/tqdm/" in path or path.endswith("/typing_extensions.py")
@@ -306,7 +304,7 @@ def _every_warning_is_shown() -> bool:
 
 @functools.cache
 def _values_in(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
-    """The global variables, and attributes of these, that code loads and does not call at once."""
+    """Return the global variables, and their attributes, that code loads without calling them at once."""
     values, names, is_called, before = list[tuple[str, ...]](), list[str](), False, 0
     for operation, argument in operations(code):
         if operation in _ATTRIBUTES and names:
@@ -326,7 +324,7 @@ def _values_in(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
 
 
 def operations(code: types.CodeType) -> Iterator[tuple[int, int]]:
-    """The operations of code and their arguments."""
+    """Yield the operations of code with their arguments."""
     high = 0
     for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
         argument, high = high | low, 0

@@ -1,4 +1,4 @@
-"""Lineages: what a tensor is a view of, what that is a view of, and the calls that make the one from the other."""
+"""Lineages: the chain of bases of a tensor, and the calls that create each view from its base."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from switchgear.ir.symbol import BoundSymbol, map_proxies
 from switchgear.record.recorder import Recorder
 from switchgear.record.tracker import DETACH
 
-#: What a tensor is a view of, and what that is a view of, the root first, and the tensor itself last.
+#: The bases of a tensor, the root first, and the tensor itself last.
 Lineage = list[TensorProxy]
 
 
 class Lineages:
-    """The lineages of the tensors that a recorder watched, once it has recorded everything."""
+    """The lineages of the tensors of a recorder, after recording."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._tracker = recorder.tracker
         program = recorder.tape.frames[0].lines
-        #: Where in the program, and by which leaf, each value was made.
+        #: The place in the program, and the leaf, that made each value.
         self._makers = {
             p.name: made for made in enumerate(leaves_of(program)) for p in made[1].outputs
         }
-        #: The values that are not inside a composite.
+        #: The values outside composites.
         self._visible = {proxy.name for item in program for proxy in item.outputs}
 
     def of(self, tensor: torch.Tensor) -> Lineage:
-        """The lineage of a tensor, through what each stands for by now."""
+        """Return the lineage of a tensor, with the current value of each base."""
         lineage = [self._tracker.proxy_of(tensor)]
         while lineage[-1].name in self._makers:
             viewed = viewed_argument(self._makers[lineage[-1].name][1])
@@ -44,7 +44,7 @@ class Lineages:
         return lineage[::-1]
 
     def home(self, lineages: Sequence[Lineage]) -> TensorProxy | None:
-        """What tensors that share memory are all to be made views of: their base to eager, if it is in no composite."""
+        """Return the common base of tensors with shared memory: their base in eager, if it is outside composites."""
         common: list[TensorProxy] = [
             values[0]
             for values in zip(*lineages, strict=False)
@@ -55,13 +55,13 @@ class Lineages:
         )
         for place in range(detached, len(common)):
             inner = place + 1 < len(common) and self._makes_several(common[place + 1])
-            # eager forbids to write to one of several views that an operator makes at once
+            # eager forbids writing to one of several views from a single operator
             if common[place].name in self._visible or inner:
                 return common[place]
         return common[-1] if common else None
 
     def calls(self, lineage: Lineage, home: TensorProxy) -> Iterator[tuple[int, BoundSymbol]]:
-        """The calls that make the last of a lineage from `home`, each with its place in the program."""
+        """Yield the calls that make the last value of a lineage from `home`, each with its place in the program."""
         start = [value.name for value in lineage].index(home.name)
         for parent, value in itertools.pairwise(lineage[start:]):
             position, call = self._makers[value.name]
@@ -73,11 +73,11 @@ class Lineages:
             )
 
     def is_seen(self, value: TensorProxy) -> bool:
-        """Whether a value was made in grad mode."""
+        """Check whether a value was made in grad mode."""
         return value.name not in self._makers or self._makers[value.name][1].grad_enabled
 
     def is_detached(self, value: TensorProxy) -> bool:
-        """Whether a value was made by `detach()`."""
+        """Check whether a value was made by `detach()`."""
         return value.name in self._makers and self._makers[value.name][1].symbol == DETACH
 
     def _makes_several(self, value: TensorProxy) -> bool:

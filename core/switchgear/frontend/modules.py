@@ -1,4 +1,4 @@
-"""The modules that a function under capture calls: their state, and the path of the one being called."""
+"""The modules called by a function under capture: their state, and the path of the current one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from switchgear.record.signature import ModuleState, state_of
 
 
 class Modules:
-    """The modules that were entered, and the path of the one being called, from the names that its root gives it.
+    """The entered modules, and the path of the current module, by the names from its root.
 
-    Of the entered, those are left out that the call made: they may be gone with it.
+    Modules created by the call are left out: they may disappear with it.
     """
 
     def __init__(self, root: torch.nn.Module | None, given: list[torch.nn.Module]) -> None:
@@ -32,14 +32,14 @@ class Modules:
             self.enter(module)
 
     def path(self) -> str:
-        """The innermost module's path, or an empty string."""
+        """Return the innermost module's path, or an empty string."""
         return self._stack[-1]
 
     def enter(self, module: torch.nn.Module) -> None:
-        """Take one for a root that is no part of another."""
+        """Enter a module as a root, unless it is part of another."""
         if id(module) in self._paths or self._is_entering:
             return
-        with replaced(self, "_is_entering", True):  # which reads parts of modules
+        with replaced(self, "_is_entering", True):  # reads parts of modules
             self._enter(module, type(module).__name__)
 
     def _enter(self, root: torch.nn.Module, prefix: str) -> None:
@@ -62,7 +62,7 @@ class Modules:
         *args: object,
         **kwargs: object,
     ) -> None:
-        """Initialise a module that the function makes, or give a copy its state."""
+        """Initialise a module that the function creates, or set the state of a copy."""
         self._made[id(module)] = Known(module)
         original(module, *args, **kwargs)
 
@@ -73,7 +73,7 @@ class Modules:
         *args: object,
         **kwargs: object,
     ) -> Any:
-        """Call a module; it may be no part of the root, but one that the function closes over or makes."""
+        """Call a module, which may be outside the root: closed over or created by the function."""
         self.enter(module)
         path = self._paths[id(module)]
         if isinstance(module, torch.jit.ScriptModule):

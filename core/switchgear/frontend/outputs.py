@@ -1,9 +1,9 @@
-"""What comes out of a captured function: what it returns, and what it leaves in its inputs.
+"""Outputs of a captured function: its return value, and the changes of its inputs.
 
-A result is an input itself; a view of an input, of another result or of a value that the function made; or a value.
-Views are made again after the call, by the calls that made them (`lineage`), so that they are views as eager's are,
-written to and differentiated as such. An input that stands for another value at the end was written to: the new value
-is an output, which the epilogue copies back, under autograd if autograd saw the write.
+A result is an input itself; a view of an input, of another result or of a created value; or a value. Views are
+recreated after the call, by their original calls (`lineage`), and so behave as in eager under writes and derivatives.
+An input with another value at the end was written to: the new value is an output, copied back by the epilogue, under
+autograd if autograd saw the write.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from switchgear.record.structure import Structure, flatten
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """An input whose data the function wrote: the trace's output at `output` is copied back into it.
+    """An input whose data the function wrote: the trace's output at `output` is copied back into the input.
 
-    `tracked`: autograd saw the write, so the copy is made under it.
+    `tracked`: autograd saw the write, so the copy is made under autograd.
     """
 
     input: int
     output: int
     tracked: bool
-    #: No version of the input tells of the write: all of it went through `.data`.
+    #: No version of the input shows the write: all of it went through `.data`.
     hidden: bool = False
-    #: The function took `.data` of the input, whose versions tell of no later write to that.
+    #: The function took `.data` of the input; the input's versions show no later write to it.
     has_data: bool = False
-    #: By how much its version rises.
+    #: Increase of the version.
     versions: int = 0
 
 
@@ -50,7 +50,7 @@ class Mutation:
 class Returned:
     """A leaf of the return value: an output or input of the trace by index, a view by name, or a Python value.
 
-    `is_data`: what is returned is `.data` of that, which counts versions by itself.
+    `is_data`: the result is `.data` of that value, with its own versions.
     """
 
     kind: str
@@ -61,11 +61,13 @@ class Returned:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
-    """How a call is finished once its trace has run.
+    """Steps to finish a call after its trace has run, in order.
 
-    In this order: `metadata` holds in-place calls that change sizes, strides or versions of inputs; `mutations` say
-    what is copied into inputs; `views` are made from inputs and outputs, outside of autograd's node, so that they are
-    views of these as eager's are. `roots` names what these start from: "input" or "output", and the index there.
+    Attributes:
+        metadata: in-place calls that change sizes, strides or versions of inputs.
+        mutations: copies into inputs.
+        roots: starting values of views: name, "input" or "output", and index.
+        views: calls that create views as in eager, outside of autograd's node.
     """
 
     proxies: tuple[TensorProxy, ...]
@@ -78,15 +80,15 @@ class Outputs:
 
 
 def reshaped_inputs(outputs: Outputs, inputs: Sequence[TensorProxy]) -> list[int]:
-    """Which inputs are given other sizes or strides: they get a new version, as does what shares their counter."""
+    """Return the inputs with changed sizes or strides; they get a new version, as do tensors with the same counter."""
     names = {call.inputs[0].name for call in outputs.metadata}
     return [index for index, proxy in enumerate(inputs) if proxy.name in names]
 
 
 def outputs_of(recorder: Recorder, result: object, *, views: bool) -> Outputs:
-    """What came out of the function that `recorder` watched, its return value among it.
+    """Return the outputs of the function watched by `recorder`, including its return value.
 
-    Without `views` every tensor returned that is no input itself is an output of the trace.
+    Without `views`, every returned tensor that is not an input is an output of the trace.
     """
     leaves, spec = flatten(result, objects=True)
     collector = _Collector(recorder, leaves, views)
@@ -101,7 +103,7 @@ def outputs_of(recorder: Recorder, result: object, *, views: bool) -> Outputs:
 
 
 class _Collector:
-    """Tells apart, among what comes out, values of the trace, inputs, and views of either."""
+    """Sorter of outputs into values of the trace, inputs, and views of either."""
 
     def __init__(self, recorder: Recorder, leaves: list[object], views: bool) -> None:
         self.recorder = recorder
@@ -109,7 +111,7 @@ class _Collector:
         self._apart = views
         self.proxies: dict[str, TensorProxy] = {}
         self.roots: dict[str, tuple[str, int]] = {}
-        #: Calls of the function that make what is returned, by their place in it.
+        #: Calls of the function that create returned views, by place in the program.
         self.views: dict[int, BoundSymbol] = {}
         own = {
             id(leaf): leaf
@@ -120,7 +122,7 @@ class _Collector:
         for tensor in own.values():
             self.tracker.reconcile(tensor, is_used=True)
             self._sharing.setdefault(internals.storage_key(tensor), []).append(tensor)
-        #: The memory of the inputs, with the first in each, and the inputs by the value that each holds by now.
+        #: The first input in each memory, and the inputs by their current values.
         self._inputs: dict[int, RecordedInput] = {}
         self._held: dict[str, int] = {}
         for index, found in enumerate(recorder.inputs):
@@ -135,7 +137,7 @@ class _Collector:
         return Lineages(self.recorder)
 
     def mutations(self) -> Iterator[Mutation]:
-        """The inputs that the function wrote to, their new values made outputs."""
+        """Yield the mutations of inputs, with the new values as outputs."""
         for index, found in enumerate(self.recorder.inputs):
             first, final = found.proxy, self.tracker.proxy_of(found.wrapper)
             if first.name in self._reshaped:
@@ -161,9 +163,9 @@ class _Collector:
                 raise Unsupported(
                     f"the function writes to {first.name} where autograd sees it; it also changes its sizes or strides "
                     "in place, or writes to it where autograd does not see it; return a new tensor",
-                    splits=False,  # the parts of it save copies where eager's backward finds what was written
+                    splits=False,  # graphs save copies, but eager's backward sees the writes
                 )
-            # through .data, or by a BatchNorm: autograd is not told
+            # writes through .data, or by a BatchNorm, are not reported to autograd
             versions = version_of(found.wrapper) - found.version
             hidden = not tracked and not versions
             has_data = internals.storage_key(found.wrapper) in self._apart_memory
@@ -175,7 +177,7 @@ class _Collector:
             raise Unsupported(
                 f"the function gives {found.proxy.name} other memory (set_(), or an assignment to .data); write the "
                 "values into it with copy_() under torch.no_grad(), or call it outside the jitted function",
-                splits=False,  # TorchDynamo loses the gradients of what was computed of it before
+                splits=False,  # TorchDynamo loses gradients of earlier uses
             )
         if internals.storage_resized(wrapper):
             raise Unsupported(
@@ -183,7 +185,7 @@ class _Collector:
             )
 
     def returned(self, leaf: object) -> Returned:
-        """Where a leaf of the return value is to be found after a call."""
+        """Return the place of a leaf of the return value after a call."""
         if not isinstance(leaf, torch.Tensor):
             leaf = fixed(leaf)
             check_returned(leaf)
@@ -231,7 +233,7 @@ class _Collector:
         return self._replayed(lineage, home, "output", self._output(home))
 
     def _is_plain(self, tensor: torch.Tensor, lineage: Lineage, home: TensorProxy) -> bool:
-        """Whether a tensor is to eager what it is to be made: `home` itself, or a view of it."""
+        """Check whether a tensor is in eager as planned: `home` itself, or a view of it."""
         is_view = lineage[-1].name != home.name
         return tensor._is_view() == is_view or any(map(self._lineages.is_detached, lineage))
 
@@ -266,7 +268,7 @@ class _Collector:
         return list(self.proxies).index(proxy.name)
 
     def _replayed(self, lineage: Lineage, home: TensorProxy, kind: str, index: int) -> Returned:
-        """The last of a lineage, to be made from `home` by the calls that made it."""
+        """Return the last value of a lineage as made from `home` by the recorded calls."""
         if lineage[-1].name == home.name:
             return Returned(kind, index)
         self.roots[home.name] = (kind, index)

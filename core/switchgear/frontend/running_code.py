@@ -1,6 +1,6 @@
-"""Which code runs while a function is captured: Python code that starts, and functions written in C that it calls.
+"""Running code during a capture: Python code that starts, and calls of functions in C.
 
-`sys.monitoring` tells from Python 3.12 on, a profile function before that.
+Reported by `sys.monitoring` from Python 3.12 on, and by a profile function before.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from switchgear.record.user_code import is_of_pytorch, is_standard
 
 _MONITORING: Any = getattr(sys, "monitoring", None)
 _set_profile, _get_profile = sys.setprofile, sys.getprofile
-#: Told of code that starts for the first time.
+#: Callback for code at its first start.
 Started: TypeAlias = Callable[[types.FrameType], None]
-#: Told of a function written in C that code is about to call.
+#: Callback for code that is about to call a function in C.
 Called: TypeAlias = Callable[[types.FrameType, Any], None]
 
 
@@ -35,15 +35,15 @@ def _is_for_us(frame: types.FrameType, code: types.CodeType) -> bool:
 
 
 class _Profile:
-    """A profile function of this thread. Entered, it is off: for PyTorch's own calls, most of the work of a capture."""
+    """A profile function of this thread. Entering switches it off for PyTorch's own calls, most of a capture's work."""
 
     def __init__(self, started: Started, called: Called) -> None:
         self._started, self._called = started, called
         self._is_active = self._is_lost = False
-        #: How often it is entered.
+        #: Number of current entries.
         self._depth = 0
         self._ran: dict[int, types.CodeType] = {}
-        #: The ids of code objects that started in PyTorch's own calls: none, since it is off then.
+        #: Ids of code that started in PyTorch's own calls: none, because the profile function is off then.
         self.apart = frozenset[int]()
         self._profile, self._resumed = self._told, self._resume
 
@@ -64,7 +64,7 @@ class _Profile:
             self._ran[id(code)] = code
 
     def _resume_after(self, frame: types.FrameType | None) -> None:
-        """Python removes a profile function that raises, and the function may catch that, or clean up: go on then."""
+        """Reinstall the profile function: Python removes it after an error in it, which the function may catch."""
         if sys.gettrace() is None:
             sys.settrace(self._resumed)
             while frame is not None:
@@ -79,9 +79,9 @@ class _Profile:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Tell of code inside. A profiler that is active is paused meanwhile.
+        """Return a context that reports code; an active profiler is paused inside.
 
-        Raises `Unsupported` where nobody can pause it.
+        Raises `Unsupported` if the profiler cannot be paused.
         """
         other: Any = _get_profile()
         is_profiler = hasattr(other, "enable") and hasattr(other, "disable")
@@ -119,9 +119,9 @@ class _Profile:
             _set_profile(self._profile)
 
     def ran(self) -> dict[int, types.CodeType]:
-        """The code objects that started until now, by id.
+        """Return the code objects started so far, by id.
 
-        Raises `Unsupported` where Python removed the profile function, as it does at the end of the stack.
+        Raises `Unsupported` if Python removed the profile function, as it does at the end of the stack.
         """
         if self._is_lost or (
             self._is_active and not self._depth and _get_profile() is not self._profile
@@ -131,7 +131,7 @@ class _Profile:
 
 
 class _Events:
-    """Events of this thread. Entered, it is for PyTorch's own calls."""
+    """Events of this thread. Entering marks them as events of PyTorch's own calls."""
 
     def __init__(self, started: Started, called: Called) -> None:
         self._begin, self._called = started, called
@@ -169,9 +169,9 @@ class _Events:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Tell of code inside.
+        """Return a context that reports code.
 
-        Raises `Unsupported` where all tools are taken.
+        Raises `Unsupported` if all tools are in use.
         """
         free = (tool for tool in range(6) if _MONITORING.get_tool(tool) is None)
         tool = next(free, None)
@@ -190,13 +190,13 @@ class _Events:
             for event, callback in callbacks.items():
                 _MONITORING.register_callback(tool, event, callback)
             _MONITORING.set_events(tool, events.PY_START | events.CALL)
-            _MONITORING.restart_events()  # of code that has started before
+            _MONITORING.restart_events()  # also events of code started before
             yield
         finally:
             change.undo()
 
     def ran(self) -> dict[int, types.CodeType]:
-        """The code objects that started until now, by id."""
+        """Return the code objects started so far, by id."""
         return {**self._ran}
 
 

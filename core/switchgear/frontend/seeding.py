@@ -1,6 +1,6 @@
-"""Seeding: what seeds a random stream, or reads or sets its state, is refused inside a jitted function.
+"""Seeding: calls that seed a random stream, or read or set its state, are refused inside a jitted function.
 
-While a function is captured, stand-ins take the place of the generators among its arguments and of the default one.
+During a capture, stand-ins replace the generators among the arguments and the default generator.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CUDA = (
 
 
 class StandIn(torch.Generator):
-    """Stands for a generator that the function may hand on, but neither ask nor change."""
+    """Stand-in for a generator, which the function may pass on, but neither query nor change."""
 
     original: torch.Generator
 
 
 def stand_in(generator: torch.Generator) -> StandIn:
-    """The stand-in for a generator, on the same device."""
+    """Return the stand-in for a generator, on the same device."""
     made = StandIn(generator.device)
     made.original = generator
     return made
@@ -45,7 +45,7 @@ def stand_in(generator: torch.Generator) -> StandIn:
 
 @contextlib.contextmanager
 def seeding_refused() -> Iterator[None]:
-    """While this is active, a capture refuses calls that seed a random stream, or read or set its state."""
+    """Return a context in which captures refuse to seed a random stream, and to read or set its state."""
     default = stand_in(torch.default_generator)
     with contextlib.ExitStack() as stack:
         for module in (torch, torch.random):

@@ -1,4 +1,4 @@
-"""Capture: a function and its arguments become a trace."""
+"""Capture: from a function and its arguments to a trace."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ from switchgear.record.user_code import is_own_file, raising_line, raising_modul
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: How often a function is captured at most, each time knowing what had to be known before.
+#: Maximal number of attempts to capture a function, each with more knowledge than the one before.
 _ATTEMPTS = 20
 #: Held while capturing and differentiating: the patches and flags below are process-wide.
 CAPTURE_LOCK = Lock()
 
 
 def compiles(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that captures or compiles: one thread runs it, and whatever ends it leaves nothing.
+    """Decorate a function for capture or compilation: one thread runs it, and a failure leaves no state behind.
 
-    The garbage collector does not look at the many objects made, again and again.
+    The garbage collector is off, because it would scan the many new objects repeatedly.
     """
 
     @leaves_nothing
@@ -78,11 +78,10 @@ def _no_garbage() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
-    """A trace and how it hangs together with the call it came from.
+    """A trace and its relation to the captured call.
 
-    `sources` says where each input of the trace comes from; `outputs` how a call is finished with what the trace
-    gives. `identical` pairs the position of an argument with that of an earlier one, or with a tensor reached
-    otherwise, that it must be the same as.
+    `sources` are the origins of the trace's inputs; `outputs` are the steps that finish a call. `identical` pairs the
+    position of an argument with an object of the same identity: an earlier argument, by position, or a reached tensor.
     """
 
     trace: Trace
@@ -90,15 +89,15 @@ class Captured:
     outputs: Outputs
     identical: tuple[tuple[int, int | weakref.ref[torch.Tensor]], ...]
     grad_enabled: bool
-    #: Those that are called, given, or whose state is used, and their parts are as they were.
+    #: Modules that are called, passed, or whose state is used; their parts are guarded.
     modules: tuple[Known, ...]
-    #: What of the inputs the trace depends on beside their metadata.
+    #: Properties of the inputs, other than metadata, on which the trace depends.
     matters: Matters = field(default_factory=Matters)
-    #: The symbolic sizes, if there are any.
+    #: The symbolic sizes, if any.
     sizes: Sizes | None = None
-    #: What features take for granted of a call.
+    #: Assumptions of features about a call.
     guards: tuple[Guard, ...] = ()
-    #: What features make of what a call returns and its inputs, one after another.
+    #: Functions of features, applied in turn to the results and inputs of a call.
     after: tuple[Callable[[Any, Sequence[Any]], Any], ...] = ()
     #: The places of the objects among the arguments.
     objects: tuple[int, ...] = ()
@@ -108,7 +107,7 @@ class Captured:
     gone: list[object] = field(default_factory=list)
 
     def parts(self) -> list[torch.nn.Module]:
-        """The modules that are there, with their parts."""
+        """Return the modules still alive, with their parts."""
         modules = still_there(self.modules)
         return [*dict.fromkeys(part for module in modules for part in module.modules())]
 
@@ -124,15 +123,20 @@ def capture(
     marks: Marks = MappingProxyType({}),
     whole: bool = False,
 ) -> Captured:
-    """The trace of `function` at these arguments, flattened as `flatten_arguments` does.
+    """Return the trace of `function` at these arguments, flattened as by `flatten_arguments`.
 
-    `module` is the one whose state the function uses, for names, paths and write-back. `differentiable` says which
-    arguments require grad, if not those whose tensors do. The function is run as eager would; only if that needs the
-    data of a tensor, it is run again with `torch.compiler.is_compiling()` True, for libraries have another way then;
-    or, with `reads_inputs`, the trace is for calls with such data alone; where that is None, with such masks.
-    `whole`: the leaves are those that `flatten_arguments` gives with it.
-    Raises `ContainerMatters` where they have to be.
-    Raises `CaptureError` and its kinds for what a trace cannot hold, and the function's own exceptions as they are.
+    The function runs as in eager. If it needs tensor data, it runs again with `torch.compiler.is_compiling()` True,
+    because libraries then use another path.
+
+    Args:
+        module: the module whose state the function uses, for names, paths and write-back.
+        differentiable: the arguments that require grad, if not those whose tensors do.
+        reads_inputs: True makes the trace specific to calls with the same data; None, with the same masks.
+        whole: the leaves come from `flatten_arguments` with `whole`.
+
+    Raises:
+        ContainerMatters: `whole` is needed.
+        CaptureError: a trace cannot hold the function. Exceptions of the function itself are raised unchanged.
     """
 
     outer = active_recorder()
@@ -143,7 +147,7 @@ def capture(
     if outer is not None:
         reads_inputs = outer.reads_inputs
     given = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
-    # a method that the module's class lacks was assigned
+    # the method was assigned if the module's class lacks it
     methods = [function.__func__] if isinstance(function, types.MethodType) else []
     assigned = [one for one in methods if getattr(type(module), one.__name__, None) is not one]
     root = function if module is None else module
@@ -172,7 +176,7 @@ def capture(
                             result = handlers.finish(recorder, result)
                         _refuse_generators(result)
                 except RuntimeError:
-                    # to eager they are views, and may be no error
+                    # in eager they are views, possibly without an error
                     refuse_views_of_constants(recorder)
                     raise
             with internals.DisableTorchFunction():
@@ -194,7 +198,7 @@ def capture(
             outer.matters |= matters
         identical, grad_enabled = tuple(_identical(leaves, recorder)), torch.is_grad_enabled()
         sources, entered = tuple(inputs.sources), tuple(map(Known, modules.entered))
-        used_sizes = sizes if numbers else None  # floats alone are inputs like others
+        used_sizes = sizes if numbers else None  # floats alone are ordinary inputs
         hidden = frozenset(recorder.tracker.writes.hidden)
         after = tuple(recorder.guards), tuple(recorder.after), tuple(objects), hidden
         return Captured(
@@ -226,14 +230,14 @@ def capture(
 def _as_written(
     original: Callable[..., object], scripted: object, *args: object, **kwargs: object
 ) -> object:
-    """Call the function that was scripted: TorchScript makes tensors past what records them."""
+    """Call the original of a scripted function: TorchScript creates tensors that no mode records."""
     function = getattr(scripted, "_torchdynamo_inline", None)
     return original(scripted, *args, **kwargs) if function is None else function(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def _errors_of_stand_ins() -> Iterator[None]:
-    """Refuse what fails for what runs on stand-ins for tensors, and would not in eager."""
+    """Refuse a function that fails only because of stand-ins for tensors."""
     try:
         yield
     except (RuntimeError, AssertionError) as error:
@@ -244,7 +248,7 @@ def _errors_of_stand_ins() -> Iterator[None]:
 
 
 def reason_of_stand_ins(error: Exception) -> str:
-    """Why a function cannot be captured that fails so; empty for an error of the user's."""
+    """Return why a function with this error cannot be captured; empty for an error of the user."""
     text = str(error)
     if "in the TorchScript interpreter" in text:
         line = text.strip().rpartition("<--- HERE")[0].rpartition("\n")[0].rpartition("\n")[2]
@@ -262,7 +266,7 @@ def reason_of_stand_ins(error: Exception) -> str:
             "through some views, to memory that set_() has replaced, or one that resizes a storage"
         )
         return f"a write that PyTorch cannot make functional ({what}): {text}"
-    # of wrappers and modes alone: operators that call functions, tensors made elsewhere
+    # specific to wrappers and modes: operators that call functions, tensors created elsewhere
     is_of_fakes = isinstance(error, (NotImplementedError, AssertionError))
     places = "torch._ops", "torch._subclasses", "torch.storage"
     if is_of_fakes and raising_module(error).startswith(places):
@@ -294,7 +298,7 @@ def _run(
     wrappers = list(leaves)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            # derivatives are taken with respect to each argument by itself
+            # derivatives are taken with respect to each argument separately
             known = recorder.inputs.wrapper_of(leaf) if inputs.differentiable is None else None
             if known is None:
                 with internals.DisableTorchFunction():
@@ -323,7 +327,7 @@ def _run(
 
 @contextlib.contextmanager
 def _caught_refusals_raised() -> Iterator[None]:
-    """Raise the first error of capture that the function itself has caught, in a `try`, which eager would not raise."""
+    """Raise the first capture error that the function itself has caught in a `try`, unlike in eager."""
     errors: list[CaptureError] = []
     with replaced(CAPTURE_ERRORS, "made", errors):
         try:
@@ -341,7 +345,7 @@ def _caught_refusals_raised() -> Iterator[None]:
 
 
 def is_of_the_function(error: Exception) -> bool:
-    """Whether the function raised it while it was captured: where it would in eager, or in the words of wrappers."""
+    """Check whether the function raised an error while it was captured, as in eager or because of wrappers."""
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code is _run.__code__ for frame, _ in frames)
 
@@ -352,16 +356,16 @@ def _refuse_generators(result: object) -> None:
 
 
 class ContainerMatters(Exception):
-    """The function changes, returns or keeps a container among its arguments, to be captured as a whole."""
+    """The function changes, returns or keeps a container among its arguments; the capture must keep it whole."""
 
 
 class Again(Exception):
-    """The function has loaded modules that are to be looked into before it runs: it is captured again."""
+    """The function has loaded modules to be inspected before a run: the capture is repeated."""
 
 
 @contextlib.contextmanager
 def _environment(modules: Modules, handlers: Handlers, compiling: bool) -> Iterator[None]:
-    """The process-wide state of a capture; one inside another finds it in place."""
+    """Set the process-wide state of a capture; an inner capture uses the state of the outer one."""
     if active_recorder() is not None:
         yield
         return
@@ -382,7 +386,7 @@ def _environment(modules: Modules, handlers: Handlers, compiling: bool) -> Itera
         internals.exact_functionalization(),
         internals.compiling_flag(compiling),
         internals.compiled_run_plainly(),
-        # a backward inside runs where the modes are
+        # a backward inside must run on the thread of the modes
         torch.autograd.set_multithreading_enabled(False),
     ):
         yield

@@ -1,4 +1,4 @@
-"""Inputs that share memory, found after a capture: one with which the function wrote to another has to go otherwise."""
+"""Inputs that share memory with a written input, detected after a capture, which is then repeated differently."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from switchgear.record.signature import InputSource
 
 
 def refuse_views_of_constants(recorder: Recorder) -> None:
-    """Refuse inputs that require grad and are views of what does not: eager loses their history at a write."""
-    with internals.DisableTorchFunction():  # of the tensors themselves, not of their wrappers
+    """Refuse inputs that require grad and are views of constants: eager loses their history at a write."""
+    with internals.DisableTorchFunction():  # for the tensors themselves, not their wrappers
         views = [entry for entry in recorder.inputs if is_view_of_constant(entry.tensor)]
     for entry in views[:1]:
         raise Unsupported(
@@ -31,14 +31,14 @@ def refuse_views_of_constants(recorder: Recorder) -> None:
 
 
 class SharedMemory(Exception):
-    """The function writes to inputs that share memory with others: it is captured again, these as views of a base."""
+    """The function writes to inputs with shared memory: the capture is repeated with them as views of a base."""
 
     def __init__(self, homes: dict[int, Home]) -> None:
         self.homes = homes
 
 
 def find_shared(recorder: Recorder, sources: Sources, outputs: Outputs) -> None:
-    """Raise `SharedMemory` where the function writes to what overlaps another input."""
+    """Raise `SharedMemory` if the function writes to memory that overlaps another input."""
     mutations = outputs.mutations
     own = [index for index, entry in enumerate(recorder.inputs) if not entry.is_view]
     tensors = [recorder.inputs[index].tensor for index in own]

@@ -1,4 +1,4 @@
-"""Where the inputs of a trace come from."""
+"""Sources: the origins of the inputs of a trace."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from switchgear.record.values import metadata_proxy
 
 
 class Sources:
-    """Names the trace's inputs and says where each comes from, in the order in which the function reaches for them.
+    """Names and origins of the trace's inputs, in the order of first use.
 
-    `homes` are the bases of those that share memory, by storage.
+    `homes` are the bases of inputs that share memory, by storage.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Sources:
         self.sources: list[InputSource] = []
 
     def argument(self, recorder: Recorder, index: int, tensor: torch.Tensor) -> torch.Tensor:
-        """The wrapper of the argument whose position among the flattened arguments is `index`."""
+        """Return the wrapper of the argument at position `index` of the flattened arguments."""
         requires_grad = (
             tensor.requires_grad if self.differentiable is None else index in self.differentiable
         )
         return self._enter(recorder, tensor, Argument(index), f"t_{index}", requires_grad)
 
     def number(self, recorder: Recorder, index: int, value: object) -> Any:
-        """What stands for a number among the flattened arguments: itself, or a symbolic one if it varies."""
+        """Return a number among the flattened arguments, or a symbolic number if it varies."""
         source = HeldNumber.argument(index)
         if source.place not in self.marks or not can_vary(value) or self.sizes is None:
             return value
@@ -80,7 +80,7 @@ class Sources:
         return value if entered is None else entered.proxy.shape[0]
 
     def outside(self, recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
-        """The wrapper of a tensor that is no argument: module state, or something closed over."""
+        """Return the wrapper of a tensor outside the arguments: module state, or closed over."""
         if not internals.is_wrapper(tensor):
             check_tensor(tensor, "a tensor that the function closes over")
         source: OwnSource
@@ -120,7 +120,7 @@ class Sources:
         self.sources.append(source)
         proxy = metadata_proxy(self.names.claim(name), tensor, requires_grad)
         dims = self.marks.get(source.place) if isinstance(source, (Argument, Held)) else None
-        # what shares memory with an input that is written to is made as a view of it, by numbers
+        # an input that shares memory with a written input becomes its view, by numbers
         if self.sizes is None or not dims or internals.storage_key(tensor) in self.homes:
             return proxy
         shape, stride = self.sizes.layout(proxy.name, tensor, dims)

@@ -1,4 +1,4 @@
-"""Which values among the arguments a function cannot read, by its code: names of samples in a batch, say."""
+"""Unread arguments: values that a function cannot read, judging by its code, such as names of samples in a batch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import nn
 
 from switchgear import torch_private as internals
 
-#: What gives a function all its variables.
+#: Names that give a function all its variables.
 _ALL = frozenset(
     {"locals", "vars", "dir", "eval", "exec", "breakpoint", "_getframe", "currentframe"}
 )
-#: Of the values that may change: others are told apart by their types.
+#: Types of values that may change; arguments of other types are distinguished by type.
 _VALUES = frozenset({str, int, float, complex, bool, bytes})
 _NOTHING = frozenset[str]()
 _LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_BORROW"})
@@ -33,8 +33,8 @@ def unread(
 ) -> frozenset[int]:
     """Return the places of values among the flattened arguments that no code can read.
 
-    They are those of a parameter that the function does not name, or of a key of a dict that it opens by other keys
-    alone. Known of a plain function, and of the forward of a module without hooks.
+    They belong to a parameter without a name in the code, or to a key of a dict that is read by other keys alone. Known
+    for a plain function, and for the forward of a module without hooks.
     """
     values = [place for place, leaf in enumerate(leaves) if type(leaf) in _VALUES]
     code, is_bound = _code_of(function if module is None else module)
@@ -51,12 +51,12 @@ def unread(
         for name, value in parts.items()
         for place in _left_out(value, reads.get(name, _NOTHING), places)
     ]
-    # a structure of another kind was met, whose leaves were not counted
+    # with a structure of another kind, leaves were not counted
     return frozenset(left).intersection(values) if next(places, None) is None else frozenset()
 
 
 def _left_out(value: Any, keys: frozenset[str] | None, places: Iterator[int]) -> list[int]:
-    """The leaves of an argument of which the items of these keys alone are read; all are, where that is None."""
+    """Return the unread leaves of an argument, given the keys read from it; None means that all leaves are read."""
     if type(value) is not dict or not keys:
         leaves = [*_leaves(value, places)]
         return leaves if keys is _NOTHING else []
@@ -78,7 +78,7 @@ def _leaves(value: Any, places: Iterator[int]) -> Iterator[int]:
 
 
 def _code_of(function: Any) -> tuple[types.CodeType | None, int]:
-    """The code that a call runs first, and whether its first parameter is bound."""
+    """Return the code that a call runs first, and whether its first parameter is bound."""
     if isinstance(function, nn.Module):
         hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         state = vars(function)
@@ -98,7 +98,7 @@ def _count(code: types.CodeType) -> int:
 
 @functools.cache
 def _reads(code: types.CodeType) -> dict[str, frozenset[str] | None]:
-    """For each parameter that code names: the keys by which alone it is opened, None if more is done with it."""
+    """Return the keys by which code reads each parameter, or None for a parameter with another use."""
     names = code.co_varnames[: _count(code) + 2]
     if not _ALL.isdisjoint(code.co_names):
         return dict.fromkeys(names)

@@ -1,1 +1,1 @@
-"""Symbols, values and traces: what a program is, how it prints, and what is checked of it."""
+"""Symbols, values and traces: the representation of a program, its text, and its verifier."""

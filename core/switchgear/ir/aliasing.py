@@ -1,4 +1,4 @@
-"""Which values of a trace share storage."""
+"""Aliasing: values of a trace that share storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from switchgear.ir.symbol import AFTER, BoundSymbol, proxies
 from switchgear.ir.writes import IDENTITY, SET_VALUE
 
 _aten = torch.ops.aten
-#: These return their last argument itself when there is nothing to do, or always, or views that no schema tells of.
+#: Operators that return their last argument itself, sometimes or always, or views without a mark in the schema.
 _MAY_ALIAS = (
     _aten._reshape_alias.default,
     _aten._unsafe_view.default,
@@ -53,11 +53,11 @@ def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
 
 
 def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
-    """The argument that a leaf of PyTorch makes views of, as its schema says."""
+    """Return the argument that the outputs of a PyTorch leaf view, by its schema."""
     symbol = bound_symbol.symbol
     known = _PLACES.get(symbol.name)
     if known is None or known[0] is not symbol.fn:
-        if not isinstance(symbol.fn, internals.OpOverload):  # of the user's none is to be held
+        if not isinstance(symbol.fn, internals.OpOverload):  # keep no user function alive
             return None
         known = _PLACES[symbol.name] = symbol.fn, _viewed_place(symbol.fn)
     if known[1] is None:
@@ -86,7 +86,7 @@ def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
 
 
 def in_place_twin(fn: object) -> internals.OpOverload | None:
-    """The overload that leaves in its first argument what `fn` returns, by PyTorch's way of naming."""
+    """Return the overload that leaves the result of `fn` in its first argument, by PyTorch's naming convention."""
     if not isinstance(fn, internals.OpOverload):
         return None
     namespace, _, name = fn._schema.name.partition("::")
@@ -94,9 +94,9 @@ def in_place_twin(fn: object) -> internals.OpOverload | None:
     return getattr(packet, _TWIN_OVERLOADS.get(str(fn), fn._overloadname), None)
 
 
-#: In-place twins whose overload has another name.
+#: In-place twins with another name of the overload.
 _TWIN_OVERLOADS = {"aten.bernoulli.p": "float"}
-#: By name, whose hash costs less than an overload's.
+#: Viewed arguments by name, whose hash costs less than an overload's.
 _PLACES: dict[str, tuple[object, tuple[int, str] | None]] = {}
 
 

@@ -1,4 +1,4 @@
-"""Who was chosen for a bound symbol, and why everyone else was not."""
+"""Choices: the winner for a bound symbol, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Implementation:
 
     Attributes:
         fn: a function of the symbol's arguments.
-        boxed: whether it takes the arguments in one list, and empties the list.
-        path: for an operator overload, the name of a function that reaches the same overload in less time.
+        boxed: whether the function takes its arguments in one list, and empties the list.
+        path: for an operator overload, the name of a faster function for the same overload.
         gain: seconds by which a region is faster than its operators; 0 if not measured.
     """
 
@@ -43,7 +43,7 @@ class Choice(Shown):
         kind: `execution`, `gradient` or `pattern` (a plugin's pass that replaces several calls by one).
         owner: the winner: an executor, a package of rules, the owner of a table of the call, `constant`,
             `decomposition` or `derived`.
-        declined: the others, each with its reason, in the order in which they were asked.
+        declined: the others, each with a reason, in the order of asking.
     """
 
     kind: str
@@ -62,12 +62,12 @@ class Choice(Shown):
 
 
 class Choices(Listing[Choice]):
-    """Choices, of which it shows equal ones together."""
+    """A list of choices that shows equal choices together."""
 
     __slots__ = ()
 
     def rows(self) -> Iterator[str]:
-        """Yield how often each choice was made, the most frequent first; who brings nothing for it is not named."""
+        """Yield the number and text of each choice, the most frequent first, without executors that have no rule."""
         counts = Counter(str(replace(one, declined=_objections(one))) for one in self)
         yield from [f"{count:4} x {text}" for text, count in counts.most_common()]
 
@@ -83,11 +83,11 @@ class Saved:
 
     Attributes:
         bytes: its size.
-        alive: whether it is an input, which lives anyway.
-        origin: the operator that computes it, with its line.
-        reason: why it is not recomputed.
-        readers: operators of the backward that read it, with the number of their calls. Empty if only another backward
-            reads it: one for other grad outputs, or a second derivative.
+        alive: whether the value is an input, which stays alive anyway.
+        origin: the operator that computes the value, with its line.
+        reason: why the value is not recomputed.
+        readers: operators of the backward that read the value, with the number of their calls. Empty if only another
+            backward reads it: for other grad outputs, or a second derivative.
     """
 
     name: str

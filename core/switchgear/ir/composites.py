@@ -1,4 +1,4 @@
-"""Composites: when a torch-level call is kept whole, and what its parts are."""
+"""Composites: conditions to keep a torch-level call whole, and its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_closed(
     output: object,
     constants: Mapping[str, torch.Tensor],
 ) -> bool:
-    """Whether a call's parts read only its arguments, and its outputs, all different, are made by its parts."""
+    """Check whether a call's parts read only its arguments, and make all its outputs, each different."""
     if output is NotImplemented:
         return False
     known = {proxy.name for proxy in proxies(given)} | constants.keys()
@@ -37,10 +37,10 @@ def is_closed(
 def read_first_views(
     lines: list[BoundSymbol], given: Sequence[TensorProxy], views: Mapping[str, object]
 ) -> list[BoundSymbol]:
-    """The parts of a call, each view read where it was made first; `views` says by which calls the views are made.
+    """Return the parts of a call, with each view read where it was first made; `views` maps views to their calls.
 
-    Functionalization makes views of what was written to, or stands for another value, anew before they are read: later
-    than in eager, where gradients are summed by the order of the calls.
+    Functionalization recreates views of a written or replaced value before they are read: later than in eager, where
+    gradients are summed in the order of the calls.
     """
     unread: dict[str, list[TensorProxy]] = {}
     first: dict[str, TensorProxy] = {}
@@ -72,9 +72,9 @@ def read_first_views(
 def unread_views(
     lines: Sequence[BoundSymbol], output: object, views: Container[str]
 ) -> tuple[list[BoundSymbol], list[BoundSymbol]]:
-    """The views among a call's parts that no other part reads and that it does not return, and the other parts.
+    """Return the views among a call's parts that are neither read nor returned, and the other parts.
 
-    Functionalization made them of what was written to before the call, which may be whole without them.
+    Functionalization created these views of tensors written before the call, which may be whole without them.
     """
     read = {proxy.name for proxy in proxies(output)}
     unread: list[BoundSymbol] = []
@@ -95,7 +95,7 @@ def unread_views(
 def splice_escaping(
     recorded: tuple[BoundSymbol, ...], outputs: Iterable[TensorProxy]
 ) -> tuple[BoundSymbol, ...]:
-    """Put the parts of a composite in its place where something outside of it reads a value that it does not return."""
+    """Replace a composite by its parts if another line reads a value that the composite does not return."""
     needed = {proxy.name for proxy in outputs}
     kept: list[BoundSymbol] = []
     pending = list(recorded)
@@ -116,7 +116,7 @@ def splice_escaping(
 
 
 def leaves_of(bound_symbols: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
-    """The leaves of bound symbols, in order."""
+    """Yield the leaves of bound symbols, in order."""
     for item in bound_symbols:
         if item.is_leaf:
             yield item
@@ -125,7 +125,7 @@ def leaves_of(bound_symbols: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
 
 
 def bind_outputs(output: Any, result: Any, values: dict[str, object]) -> None:
-    """Enter what a call returned under the names of its outputs."""
+    """Add the results of a call to `values`, by the names of its outputs."""
     if isinstance(output, TensorProxy):
         values[output.name] = result
     elif isinstance(output, tuple):
@@ -134,9 +134,9 @@ def bind_outputs(output: Any, result: Any, values: dict[str, object]) -> None:
 
 
 def turns_grad_off(fn: Callable[..., object] | None, recorded: Iterable[BoundSymbol]) -> bool:
-    """Whether a function of PyTorch's C++ turned grad mode off for a part that gradients might flow through.
+    """Check whether a C++ function of PyTorch turned grad mode off for a part through which gradients might flow.
 
-    What it writes in place there shows in no wrapper, so its parts cannot be differentiated one by one.
+    In-place writes there appear in no wrapper, so the parts cannot be differentiated one by one.
     """
     return isinstance(fn, types.BuiltinFunctionType | types.MethodDescriptorType) and any(
         part.is_leaf

@@ -11,9 +11,9 @@ from switchgear.ir.trace import Trace
 
 
 def dead_code(trace: Trace) -> Trace:
-    """Remove what no output needs; what draws random numbers stays, for the stream must advance as in eager.
+    """Remove lines that no output needs. Random draws stay, because the stream must advance as in eager.
 
-    So do checks and effects, and what they need.
+    Checks and effects stay too, with the lines that they need.
     """
     return replace(trace, bound_symbols=live(trace.bound_symbols, proxies(trace.outputs)))
 
@@ -21,7 +21,7 @@ def dead_code(trace: Trace) -> Trace:
 def live(
     bound_symbols: tuple[BoundSymbol, ...], outputs: Iterable[TensorProxy]
 ) -> tuple[BoundSymbol, ...]:
-    """The bound symbols that the outputs need, and those that stay without."""
+    """Return the bound symbols that the outputs need, and those that always stay."""
     needed = {proxy.name for proxy in outputs}
     kept: list[BoundSymbol] = []
     for bound_symbol in reversed(bound_symbols):

@@ -14,13 +14,13 @@ from switchgear.ir.writes import SET_VALUE, WRITTEN_VIEWS
 
 
 def evaluate(bound_symbols: Iterable[BoundSymbol], values: dict[str, Any]) -> None:
-    """Run bound symbols on the tensors of `values`, by name, each in its grad mode; adds what they make.
+    """Run bound symbols on the tensors in `values`, by name, each in its grad mode, and add their results.
 
-    Under a recorder they are recorded anew, so what a backward consists of is differentiable in its turn.
+    A recorder records them as new lines, so a backward can itself be differentiated.
     """
     for item in bound_symbols:
         args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
-        # the casts of autocast are among them
+        # the lines include the casts of autocast
         with (
             torch.set_grad_enabled(item.grad_enabled or BACKWARD in item.tags),
             internals.autocast_off(),

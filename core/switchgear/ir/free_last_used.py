@@ -1,4 +1,4 @@
-"""Free every value after its last use, or by the call that uses it last, where that can be."""
+"""Free every value after its last use, or where possible by the last call that uses it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from switchgear.ir.trace import Trace
 
 
 def free_last_used(trace: Trace) -> Trace:
-    """Add a `del` after the last use of each input and intermediate that is no output.
+    """Add a `del` after the last use of each input and intermediate that is not an output.
 
-    Boxed implementations are given their arguments in a list that is the last to hold those that end, unless they read
-    anything but floating-point numbers: an index may be an error, and PyTorch's own is then to be had from them.
+    Boxed implementations receive their arguments in a list, the last holder of values that end there. Exceptions are
+    calls that read other than floating-point numbers: an index may be invalid, and the arguments are then needed for
+    PyTorch's own error.
     """
     alive = {proxy.name for proxy in proxies(trace.outputs)} | trace.tensors.keys()
     body: list[BoundSymbol] = []
@@ -34,7 +35,7 @@ def free_last_used(trace: Trace) -> Trace:
 
 
 def _ended(used: Iterable[TensorProxy], alive: set[str]) -> list[BoundSymbol]:
-    """The `del` of those that nothing that follows reads; they are `alive` before."""
+    """Return the `del` of values that no later line reads; mark them as `alive` for earlier lines."""
     ending = {proxy.name: proxy for proxy in used if proxy.name not in alive}
     alive.update(ending)
     return [BoundSymbol(DEL, tuple(ending.values()), {}, None)] if ending else []

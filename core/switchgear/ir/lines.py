@@ -51,7 +51,7 @@ class Lines:
                 self._readers[name].append(index)
 
     def maker(self, value: object) -> BoundSymbol | None:
-        """Return the line that computes a value; None for an input, and for a value inside of a replaced call."""
+        """Return the line that computes a value; None for an input, and for a value inside a replaced call."""
         index = self.place.get(value.name) if isinstance(value, TensorProxy) else None
         return None if index is None or index in self._instead else self.trace.bound_symbols[index]
 
@@ -63,8 +63,8 @@ class Lines:
         """Check whether a composite can replace its last part.
 
         Returns:
-            The reason why it cannot, or an empty string. No other line may read the values between its parts, and no
-            line may read its results before it.
+            The reason against the replacement, or an empty string. No other line may read the values between its parts,
+                and no line may read its results before it.
         """
         own = {self.place[part.outputs[0].name] for part in whole.subsymbols}
         results = {value.name for value in whole.outputs}
@@ -80,7 +80,7 @@ class Lines:
         return ""
 
     def back(self, value: object, through: Collection[str] = ()) -> list[BoundSymbol]:
-        """Return the lines that a value comes from, in order.
+        """Return the lines that compute a value, in order.
 
         Args:
             value: a value of the trace.
@@ -103,8 +103,8 @@ class Lines:
         Args:
             call: the last call.
             pattern: an operator and its positional arguments: `("aten.mul.Tensor", "x", ("aten.sigmoid.default",
-                "x"))`. An argument is a name, of one value wherever it occurs; a number; a pattern; a list of these; or
-                an equal object. Sums and products match in either order.
+                "x"))`. An argument is a name, for one value wherever it occurs; a number; a pattern; a list of these;
+                or an equal object. Sums and products match in either order.
             through: names of operators that may stand before each operator of the pattern.
 
         Returns:
@@ -194,8 +194,8 @@ def composite(
     Args:
         symbol: its operation.
         args: its arguments.
-        output: its results: those of the last part.
-        parts: the calls that it stands for: its decomposition. It gets their links and tags, and the line of the last.
+        output: its results: the results of the last part.
+        parts: the replaced calls: its decomposition. It gets their links and tags, and the source of the last call.
     """
     last = parts[-1]
     links = tuple(dict.fromkeys(link for part in parts for link in part.links))
@@ -240,9 +240,9 @@ def argument(call: BoundSymbol, name: str) -> Any:
 
 @functools.cache
 def _parameters(fn: Callable[..., object]) -> Mapping[str, Any]:
-    """The parameters of a function of PyTorch's and their defaults."""
+    """Return the parameters of a PyTorch function, with their defaults."""
     if isinstance(fn, internals.OpOverload):
         return {item.name: item.default_value for item in fn._schema.arguments}
-    # a function of C++ has no signature; its stand-in for tests of overriding has
+    # a C++ function has no signature; its stand-in for tests of overriding has one
     parameters = inspect.signature(get_testing_overrides().get(fn, fn)).parameters.values()
     return {one.name: None if one.default is one.empty else one.default for one in parameters}

@@ -14,15 +14,15 @@ from switchgear import torch_private as internals
 from switchgear.errors import RegistrationError, did_you_mean
 from switchgear.ir.symbol import Symbol
 
-#: Methods whose arguments stand in another order than those of the function of the same name.
+#: Methods with another order of arguments than the function of the same name.
 _NOT_AN_ALIAS = frozenset({"where", "set_", "resize_as_", "polygamma"})
-#: Functions that take as one tuple what the method also takes as separate integers.
+#: Functions that take one tuple where the method also takes separate integers.
 _PACKED = frozenset({"torch.permute", "torch.reshape", "torch.flip", "torch.tile"})
 
 
 @functools.cache
 def symbol_of(fn: Callable[..., object]) -> Symbol | None:
-    """The symbol of a torch-level callable or an operator overload; None for what PyTorch cannot name."""
+    """Return the symbol of a torch-level callable or an operator overload; None if PyTorch has no name for it."""
     if isinstance(fn, internals.OpOverload):
         return Symbol(str(fn), fn)
     name = resolve_name(fn)
@@ -35,7 +35,7 @@ def symbol_of(fn: Callable[..., object]) -> Symbol | None:
 
 def _canonical(name: str, fn: Callable[..., object]) -> Symbol:
     name = name.replace("torch.functional.", "torch.")
-    if name == "torch.spmm":  # another name of `torch.mm`, the last that PyTorch's table has
+    if name == "torch.spmm":  # an alias of `torch.mm`, the last name in PyTorch's table
         name = "torch.mm"
     method = name.removeprefix("torch.Tensor.")
     function = None if method == name or method in _NOT_AN_ALIAS else getattr(torch, method, None)
@@ -45,7 +45,7 @@ def _canonical(name: str, fn: Callable[..., object]) -> Symbol:
 
 
 def pack_dims(symbol: Symbol, args: tuple[object, ...]) -> tuple[object, ...]:
-    """`x.permute(0, 2, 1)` spelled as `torch.permute(x, (0, 2, 1))`."""
+    """Return the arguments of `x.permute(0, 2, 1)` as for `torch.permute(x, (0, 2, 1))`."""
     if (
         symbol.name in _PACKED
         and len(args) > 1
@@ -56,11 +56,14 @@ def pack_dims(symbol: Symbol, args: tuple[object, ...]) -> tuple[object, ...]:
 
 
 def symbols_of(target: object) -> tuple[Symbol, ...]:
-    """The symbols that a registration speaks of.
+    """Return the symbols meant by a registration.
 
-    `target` is a torch-level callable, an operator overload, an overload packet (all its overloads), a
-    `torch.library.custom_op`, a subclass of `torch.autograd.Function`, or a name such as `"torch.nn.functional.gelu"`,
-    `"aten.mm.default"` or, for all overloads, `"mylib::rope"`.
+    `target` is a torch-level callable, an operator overload, an overload packet (all its overloads), or a
+    `torch.library.custom_op`. It may also be a subclass of `torch.autograd.Function`, or a name such as
+    `"torch.nn.functional.gelu"`, `"aten.mm.default"` or, for all overloads, `"mylib::rope"`.
+
+    Raises:
+        RegistrationError: there is no such operator.
     """
     if isinstance(target, str):
         return symbols_of(_overloads(target)) if "::" in target else (_by_name(target),)
@@ -85,7 +88,7 @@ def symbols_of(target: object) -> tuple[Symbol, ...]:
 
 
 def _overloads(name: str) -> Any:
-    """The operator that PyTorch calls `mylib::rope`, or one overload of it, `mylib::rope.out`."""
+    """Return the operator with PyTorch's name `mylib::rope`, or one overload of it, `mylib::rope.out`."""
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     try:
@@ -101,7 +104,7 @@ def _unknown(name: str) -> RegistrationError:
 
 
 def _functions() -> list[str]:
-    """The names of PyTorch's functions, to find the one that was meant."""
+    """Return the names of PyTorch's functions, for suggestions."""
     homes = {
         "torch": torch,
         "torch.nn.functional": torch.nn.functional,

@@ -18,7 +18,7 @@ from switchgear import torch_private as internals
 from switchgear.ir.proxy import TensorProxy
 from switchgear.source_text import as_name, attribute, is_name
 
-#: Of subclasses, which may be enumerations, `repr` is the user's.
+#: Types whose values print by `repr`; subclasses, such as enumerations, may have a `repr` of the user.
 _REPRESENTED = frozenset(
     {int, bool, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format}
 )
@@ -27,9 +27,9 @@ BOXED = object()
 
 
 class Scope:
-    """The names that the text needs beside the inputs: modules to import, and constants.
+    """The names in the text other than inputs: modules to import, and constants.
 
-    `bound` gives what is called a name of its own, which costs less than a path, or an overload's wrapper in Python.
+    `bound` gives called functions their own names, which cost less than a path, or an overload's wrapper in Python.
     """
 
     def __init__(self, constants: Mapping[str, object], taken: Iterable[str], bound: bool) -> None:
@@ -40,20 +40,20 @@ class Scope:
         self.sizes: set[str] = set()
 
     def aside(self) -> Scope:
-        """Return a copy, for text that runs never: the names that it needs are not needed here."""
+        """Return a copy, for text that never runs: its names are not needed here."""
         twin = copy.copy(self)
         twin.values, twin.modules, twin.sizes = {**self.values}, {*self.modules}, {*self.sizes}
         return twin
 
     def constant(self, value: object, hint: str) -> str:
-        """The name of a value that has no Python text; `hint` if that is free."""
+        """Return the name of a value without Python text; `hint` if free."""
         for name, known in self.values.items():
             if known is value:
                 return name
         return self._named(value, hint if is_name(hint) else "constant")
 
     def definition(self, name: str, value: object) -> tuple[str, str]:
-        """A constant in one line: Python where it is a number, else a comment."""
+        """Return the definition of a constant in one line: Python for a number, else a comment."""
         if isinstance(value, torch.Tensor) and not value.dim() and value.is_cpu:
             number = self.expression(value.item())
             return f"{name} = torch.tensor({number}, dtype={value.dtype})", ""
@@ -66,7 +66,7 @@ class Scope:
         return name
 
     def called(self, path: str, fn: Callable[..., object]) -> str:
-        """What stands for a function, whose expression is `path`, where it is called."""
+        """Return the expression to call a function whose expression is `path`."""
         if self._bound is None or path.isidentifier():
             return path
         if path not in self._bound:
@@ -74,7 +74,7 @@ class Scope:
         return self._bound[path]
 
     def callable(self, name: str, fn: Callable[..., object]) -> str:
-        """The expression that gives `fn`: its path where it has one, else the name of a constant."""
+        """Return the expression for `fn`: its path if there is one, else the name of a constant."""
         if isinstance(fn, internals.OpOverload):
             return self.at(f"torch.ops.{fn}")
         for path in (
@@ -86,13 +86,13 @@ class Scope:
         return self.constant(fn, name if is_name(name) else str(getattr(fn, "__name__", "")))
 
     def at(self, path: str) -> str:
-        """The expression for a path, whose root is to be imported."""
+        """Return the expression for a path, and import its root."""
         root, *names = path.split(".")
         self.modules.add(root)
         return functools.reduce(attribute, names, root)
 
     def expression(self, value: object) -> str:
-        """Python for a value among the arguments of a call."""
+        """Return Python for a value among the arguments of a call."""
         if isinstance(value, TensorProxy):
             return value.name
         if value is BOXED:
@@ -125,7 +125,7 @@ class Scope:
         return self.constant(value, f"{type(value).__name__}_{len(self.values)}")
 
     def index(self, value: object) -> str:
-        """Python for what stands in the brackets after a tensor."""
+        """Return Python for the index in brackets after a tensor."""
         if isinstance(value, slice):
             ends = (value.start, value.stop, value.step)
             start, stop, step = ("" if end is None else self.expression(end) for end in ends)
@@ -135,7 +135,7 @@ class Scope:
         return self.expression(value)
 
     def number(self, text: str) -> str:
-        """A symbolic number; `sizes` are those of the trace that it needs."""
+        """Return a symbolic number as text, and add the sizes that it needs to `sizes`."""
         root = ast.parse(text, mode="eval")
         names = {node.id for node in ast.walk(root) if isinstance(node, ast.Name)}
         self.modules.update(names & {"math"})
@@ -143,20 +143,20 @@ class Scope:
         return text
 
     def items(self, values: Iterable[object]) -> str:
-        """The values, separated by commas."""
+        """Return the values, separated by commas."""
         return ", ".join(map(self.expression, values))
 
 
 def _evaluates_to(path: str, fn: Callable[..., object]) -> bool:
-    """Whether evaluating `path` after importing its root gives `fn`."""
+    """Check whether evaluating `path` after importing its root gives `fn`."""
     if "." not in path or not all(map(is_name, path.split("."))):
         return False
-    # builtin functions are reached by several names, and made anew for each
+    # builtin functions have several names, each with its own object
     return (found := object_at(path)) is fn or (found is not None and found == fn)
 
 
 def object_at(path: str) -> Any:
-    """What stands at a path whose root is imported; None if nothing does."""
+    """Return the object at a path whose root is imported, or None."""
     root, *parts = path.split(".")
     found: Any = sys.modules.get(root)
     for part in parts:
@@ -165,13 +165,13 @@ def object_at(path: str) -> Any:
 
 
 def describe(value: object) -> str:
-    """What a constant is, in one line."""
+    """Return a description of a constant, in one line."""
     try:
         text = (
             f"tensor {list(value.shape)} {value.dtype}"
             if isinstance(value, torch.Tensor)
             else repr(value)
         )
-    except Exception:  # an object of the user's
+    except Exception:  # from a user's `__repr__`
         text = f"a {type(value).__qualname__}"
     return re.sub(" at 0x[0-9a-f]+", "", f"constant {text}".splitlines()[0])

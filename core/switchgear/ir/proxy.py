@@ -16,7 +16,7 @@ _SHORT_KINDS = {"float": "f", "bfloat": "bf", "complex": "c", "int": "i", "uint"
 
 
 def short_name(dtype: torch.dtype) -> str:
-    """`f32`, as printed traces show a dtype."""
+    """Return the name of a dtype in printed traces, such as `f32`."""
     name = str(dtype).removeprefix("torch.")
     kind = name.rstrip("0123456789")
     return f"{_SHORT_KINDS.get(kind, kind)}{name.removeprefix(kind)}"
@@ -24,9 +24,9 @@ def short_name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NumberProxy:
-    """A number of a trace: the size of its input `tensor` in dimension `dim`, or, without one, an input itself.
+    """A number of a trace: the size of its input `tensor` in dimension `dim`, or, without a tensor, an input itself.
 
-    With `~dim` in the place of `dim` it is the stride.
+    `~dim` in place of `dim` means the stride.
     """
 
     name: str
@@ -35,17 +35,17 @@ class NumberProxy:
 
     @property
     def source(self) -> str:
-        """Where it is found, as Python."""
+        """The Python expression for the number."""
         measured = f"size({self.dim})" if self.dim >= 0 else f"stride({~self.dim})"
         return f"{self.tensor}.{measured}"
 
     def read(self, tensor: torch.Tensor) -> int:
-        """What it is for this input tensor."""
+        """Return the number for this input tensor."""
         return tensor.size(self.dim) if self.dim >= 0 else tensor.stride(~self.dim)
 
 
 class _Remembers:
-    """Room for what follows from fields and is asked for often."""
+    """Slots for values that are computed from fields and read often."""
 
     __slots__ = ("_layout",)
     _layout: tuple[object, ...]
@@ -77,7 +77,7 @@ class TensorProxy(_Remembers):
         return hash(self.name)
 
     def __eq__(self, other: object) -> bool:
-        """Whether they are the same value of the same layout, by what is written: nothing is decided about sizes."""
+        """Check whether both are the same value with the same layout, as text: nothing is decided about sizes."""
         if not isinstance(other, TensorProxy):
             return NotImplemented
         alike = self.name == other.name and self.requires_grad == other.requires_grad
@@ -85,7 +85,7 @@ class TensorProxy(_Remembers):
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Return all metadata except `requires_grad`, hashable; symbolic numbers as text."""
+        """All metadata except `requires_grad`, hashable; symbolic numbers as text."""
         try:
             return self._layout
         except AttributeError:
@@ -94,12 +94,12 @@ class TensorProxy(_Remembers):
         fixed = _FIXED.issuperset(map(type, numbers))
         written = numbers if fixed else tuple([key_of(number) for number in numbers])
         layout = (len(self.shape), written, self.dtype, self.device, self.is_conj, self.is_neg)
-        if fixed:  # what a symbolic number is written as depends on what is decided by then
+        if fixed:  # the text of a symbolic number depends on earlier decisions
             object.__setattr__(self, "_layout", layout)
         return layout
 
     def fresh(self, name: str) -> TensorProxy:
-        """Return a new value of the same sizes and strides, without history."""
+        """Return a new value with the same sizes and strides, without history."""
         own = {"storage_offset": 0, "is_conj": False, "is_neg": False}
         return changed_proxy(self, name=name, requires_grad=False, **own)
 
@@ -113,22 +113,22 @@ class TensorProxy(_Remembers):
 
     @property
     def type_string(self) -> str:
-        """Return the text of the printed trace: `cpu f32[2, 3]`."""
+        """The type in the printed trace: `cpu f32[2, 3]`."""
         return f"{self.device} {short_name(self.dtype)}{list(self.shape)}"
 
     @property
     def metadata(self) -> tuple[object, ...]:
-        """Return all metadata except the name, hashable."""
+        """All metadata except the name, hashable."""
         return (self.layout, self.requires_grad)
 
     @property
     def bytes(self) -> int:
-        """Return the size in bytes; for symbolic sizes an estimate, by the current call."""
+        """The size in bytes; for symbolic sizes an estimate, by the current call."""
         return int(math.prod(map(hint_of, self.shape))) * self.dtype.itemsize
 
     @property
     def is_differentiable(self) -> bool:
-        """Check whether the dtype can carry a gradient."""
+        """Whether the dtype can carry a gradient."""
         return self.dtype.is_floating_point or self.dtype.is_complex
 
 
@@ -136,12 +136,12 @@ Copied = TypeVar("Copied")
 
 
 def copier(kind: type[Copied]) -> Callable[..., Copied]:
-    """`dataclasses.replace` for a frozen class with slots, and not by its `__init__`, which takes passes much time.
+    """Return a faster `dataclasses.replace(value, **changes)` for a frozen class with slots, without its `__init__`.
 
-    It takes a value and changes.
+    Copies by `__init__` would take much of the time of passes.
     """
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    # of the same layout, and not frozen, so that a copy is made in it and then becomes what it is
+    # a class with the same layout, not frozen: copies are made in it, and then change their class
     scope: dict[str, Any] = {"Open": type("Open", kind.__bases__, {"__slots__": tuple(names)})}
     lines = [f"    made.{name} = value.{name}" for name in names]
     exec("\n".join(["def opened(value):", "    made = Open()", *lines, "    return made"]), scope)
@@ -157,17 +157,17 @@ def copier(kind: type[Copied]) -> Callable[..., Copied]:
     return copied
 
 
-#: A proxy with some fields changed.
+#: Return a copy of a proxy with some fields changed.
 changed_proxy = copier(TensorProxy)
 
 
 def bytes_of(*values: TensorProxy) -> int:
-    """The bytes that values take, each by itself; of symbolic sizes in the call at hand."""
+    """Return the bytes of values, without sharing; symbolic sizes count as in the captured call."""
     return sum(value.bytes for value in values)
 
 
 def key_of(number: object) -> object:
-    """A number that stands for itself, or a symbolic one as it is written: hashable."""
+    """Return a number, or the text of a symbolic number: hashable."""
     return (
         (type(number), internals.python_of_number(number))
         if isinstance(number, internals.SYMBOLIC)
@@ -176,12 +176,12 @@ def key_of(number: object) -> object:
 
 
 def hint_of(number: object) -> Any:
-    """A number, a symbolic one as it is in the call at hand: for estimates alone."""
+    """Return a number, or a symbolic number's value in the captured call: for estimates alone."""
     return internals.hint_of(number) if isinstance(number, internals.SYMBOLIC) else number
 
 
 def is_symbolic(*values: TensorProxy) -> bool:
-    """Whether a size, stride or offset of a value is symbolic."""
+    """Check whether a size, stride or offset of a value is symbolic."""
     return any(
         type(number) is not int
         for value in values

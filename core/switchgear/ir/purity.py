@@ -1,4 +1,4 @@
-"""Pure calls: those that give the same value whenever they are made with the same arguments."""
+"""Pure calls: calls that return the same value for the same arguments."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _IMPURE_TAGS = frozenset(
 
 
 def is_pure(item: BoundSymbol) -> bool:
-    """Whether a call consists of PyTorch's operators alone, none of which writes, draws or leaves memory as it is.
+    """Check whether a call has only PyTorch operators that neither write, draw, nor return uninitialised memory.
 
-    Operators from elsewhere count as impure: nothing tells what else they do.
+    Operators from elsewhere count as impure: their other effects are unknown.
     """
     if item.is_random or CUSTOM_FUNCTION in item.tags:
         return False
@@ -40,9 +40,9 @@ def is_pure(item: BoundSymbol) -> bool:
 def is_random(
     overload: internals.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether a call of an overload draws from a random stream; attention is tagged so, but draws for dropout alone.
+    """Check whether an overload draws random numbers; attention is tagged so, but draws for dropout alone.
 
-    What other processes take part in counts too: like a draw, it is made once, in order, and whoever reads it.
+    Communication with other processes counts too: like a draw, it runs once, in order, whether or not it is read.
     """
     if not _may_draw(overload):
         return False
@@ -68,12 +68,12 @@ def _is_pure(fn: object) -> bool:
 
 
 def _is_empty(fn: object) -> bool:
-    """Check whether an operator returns memory that nobody has written to."""
+    """Check whether an operator returns uninitialised memory."""
     return isinstance(fn, internals.OpOverload) and fn._opname.startswith(("empty", "new_empty"))
 
 
 def uninitialised(items: Iterable[BoundSymbol]) -> set[str]:
-    """Return the names of the values that are computed from memory which nobody has written to."""
+    """Return the names of the values computed from uninitialised memory."""
     names = set[str]()
     for item in leaves_of(items):
         if _is_empty(item.symbol.fn) or not names.isdisjoint(one.name for one in item.inputs):
@@ -82,7 +82,7 @@ def uninitialised(items: Iterable[BoundSymbol]) -> set[str]:
 
 
 def call_key(item: BoundSymbol) -> object:
-    """Operator and arguments as a dictionary key: proxies by name, numbers by type too; None where one has no hash."""
+    """Return operator and arguments as a dictionary key: proxies by name, numbers also by type; None if unhashable."""
     # the parts of a composite may depend on a global mode
     parts = [
         (leaf.symbol.name, *[proxy.dtype for proxy in leaf.outputs])
@@ -99,7 +99,7 @@ def call_key(item: BoundSymbol) -> object:
 def frozen(
     value: object, proxy_key: Callable[[TensorProxy], object] = operator.attrgetter("name")
 ) -> object:
-    """A nest of arguments as a dictionary key: proxies by name, or by what `proxy_key` gives, numbers by type too."""
+    """Return nested arguments as a dictionary key: proxies by name, or by `proxy_key`, numbers also by type."""
     if isinstance(value, TensorProxy):
         return (TensorProxy, proxy_key(value))
     if isinstance(value, (tuple, list)):
@@ -108,7 +108,7 @@ def frozen(
         return tuple([(name, frozen(item, proxy_key)) for name, item in value.items()])
     if isinstance(value, internals.SYMBOLIC):
         return key_of(value)
-    # 0.0 is not -0.0, and nan is nan, NumPy's too
+    # 0.0 differs from -0.0, and nan equals nan, NumPy's too
     return (
         type(value),
         value if isinstance(value, int) or not isinstance(value, numbers.Number) else repr(value),

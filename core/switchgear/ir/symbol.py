@@ -1,4 +1,4 @@
-"""Symbols and bound symbols: which operator, and one call of it."""
+"""Symbols and bound symbols: an operator, and one call of an operator."""
 
 from __future__ import annotations
 
@@ -17,49 +17,49 @@ from switchgear.source_text import is_name, plain
 
 #: Draws random numbers: never merged, recomputed, reordered or removed.
 RANDOM = "random"
-#: Inside a region marked by `torch.utils.checkpoint`; the region's number follows, which is greater the further inside.
+#: Inside a region of `torch.utils.checkpoint`; the region's number follows, greater for inner regions.
 CHECKPOINT = "checkpoint:"
-#: Inside such a region, and not to be run again: a selective policy says so.
+#: Inside such a region, but not recomputed: a selective policy says so.
 SAVED = "saved"
-#: PyTorch turns grad mode off in a part of it: it is differentiated whole, by PyTorch's autograd.
+#: PyTorch turns grad mode off in a part of the call: PyTorch's autograd differentiates the call as a whole.
 GRAD_OFF_INSIDE = "grad_off_inside"
-#: A call of a `torch.autograd.Function`: user code, run once, when it is captured.
+#: A call of a `torch.autograd.Function`: user code, run once, when captured.
 CUSTOM_FUNCTION = "custom_function"
-#: Recorded by a pullback: it belongs to the backward, whatever it reads.
+#: Recorded by a pullback: part of the backward, whatever its inputs.
 BACKWARD = "backward"
-#: Added by the grad pass to run in the backward something that the forward already ran.
+#: Added by the grad pass to recompute a forward line in the backward.
 RECOMPUTED = "recomputed"
-#: Computes a gradient that the function asked for: forward to whatever encloses it, and nothing flows back through it.
+#: Computes a gradient requested by the function: a forward line for enclosing code, and no gradient flows back.
 INNER_GRADIENT = "inner_gradient"
-#: Would be a write in place: no part of a region, for those cannot write to what they are given.
+#: Would be a write in place: never part of a region, because regions cannot write to their arguments.
 IN_PLACE = "in place"
-#: Raises where the data of a call is not what the trace is for: never removed, and run before anything is drawn.
+#: Raises if the data of a call is not what the trace is for: never removed, and run before any draw.
 CHECK = "check"
-#: A check that stays where it is: what was drawn before it is undone if it raises.
+#: A check that keeps its place: earlier draws are undone if it raises.
 LATE = "late"
-#: Decides a branch: bit-identical to PyTorch's, or the branch would be another than eager's.
+#: Decides a branch: bit-identical to PyTorch's result, or the branch would differ from eager's.
 EXACT = "exact"
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """Operation of a line, identified by its qualified name: a function of PyTorch, an operator, or one of ours."""
+    """Operation of a line, identified by its qualified name: of PyTorch, of an operator, or of this package."""
 
     name: str
     fn: Callable[..., Any] = field(compare=False, repr=False)
-    #: Of a symbol of our own, how it is differentiated: a rule of the form "pullback".
+    #: The derivative of a symbol of this package: a rule of the form "pullback".
     pullback: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
-    #: Or, where such a rule would not do, an `OwnGradient`.
+    #: An `OwnGradient`, for symbols that such a rule cannot express.
     gradient: Any = field(default=None, compare=False, repr=False)
-    #: Does something beside what it returns, so its calls stay where nobody reads that.
+    #: Whether the symbol has an effect other than its result, so that its calls stay even if unread.
     effect: bool = field(default=False, compare=False, repr=False)
 
 
 def _delete(*values: object) -> None:
-    """Stand-in of `del` in a trace: the names end here."""
+    """Stand for `del` in a trace: the names end here."""
 
 
-#: Ends the life of the proxies among its arguments; prints as a `del` statement.
+#: Symbol that ends the life of its argument proxies; prints as a `del` statement.
 DEL = Symbol("del", _delete)
 
 
@@ -68,25 +68,26 @@ def _box(*values: object) -> list[object]:
     return [*values]
 
 
-#: Puts its arguments in the list that the next call takes, which has `BOXED` for its argument; prints as an assignment.
+#: Symbol that puts its arguments in the list for the next call, whose argument is `BOXED`; prints as an assignment.
 BOX = Symbol("box", _box)
 
 
 def _after(part: object, base: object) -> object:
-    """Another name for `base`."""
+    """Return `base` under another name."""
     return base
 
 
-#: Names `base` anew after `part`, a view of it, was written to; prints as an assignment.
+#: Symbol that renames `base` after a write to its view `part`; prints as an assignment.
 AFTER = Symbol("after", _after)
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the user called an operator; `module` is the path of the `nn.Module` it was called in, or empty.
+    """The place of a call in the user's code.
 
-    `function` is the name of the code at that line, and `callers` are the calls that led there, the innermost first.
-    `ranges` are the names of the user's `record_function` blocks around it, the outermost first.
+    `module` is the path of the calling `nn.Module`, or empty; `function` is the name of the code at the line. `callers`
+    are the calls that led there, the innermost first; `ranges` the names of the user's enclosing `record_function`
+    blocks, the outermost first.
     """
 
     file: str
@@ -103,7 +104,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class RuleOrigin:
-    """The rule that made a backward bound symbol: `owner` is that of its table, or `derived`."""
+    """The rule that made a backward bound symbol: `owner` is the owner of its table, or `derived`."""
 
     owner: str
     form: str
@@ -114,7 +115,7 @@ class RuleOrigin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """A backward bound symbol's tie to a forward one, and the rule that made it."""
+    """A link from a backward bound symbol to its forward one, with the rule."""
 
     forward: BoundSymbol
     rule: RuleOrigin
@@ -130,10 +131,9 @@ class BoundSymbol(Shown):
         kwargs: likewise, by name.
         output: a proxy, None, or a nested tuple of these.
         subsymbols: the decomposition; empty for a leaf.
-        implementation: the function that runs the line, once an executor has claimed it.
-        choices: decisions about the composites that the line is a part of, then about the line. A region has those of
-            its parts.
-        wholes: composites that the line is a part of, the outermost first, for executors that run these as one call.
+        implementation: the function that runs the line, once an executor has claimed the line.
+        choices: decisions about the composites around the line, then about the line. A region has its parts' choices.
+        wholes: composites around the line, the outermost first, for executors that run a composite as one call.
     """
 
     symbol: Symbol
@@ -161,12 +161,12 @@ class BoundSymbol(Shown):
 
     @property
     def is_leaf(self) -> bool:
-        """Check whether the call has no decomposition."""
+        """Whether the call has no decomposition."""
         return not self.subsymbols
 
     @property
     def fused_by(self) -> str:
-        """Return the executor that runs the subsymbols as one region; empty if the line is not a region."""
+        """The executor that runs the subsymbols as one region; empty if the line is not a region."""
         if self.implementation is None or not self.subsymbols:
             return ""
         claimed = any(part.implementation is not None for part in self.subsymbols)
@@ -174,17 +174,17 @@ class BoundSymbol(Shown):
 
     @property
     def is_random(self) -> bool:
-        """Check whether the call, or a part of it, draws random numbers."""
+        """Whether the call, or a part of it, draws random numbers."""
         return RANDOM in self.tags
 
     @property
     def stays(self) -> bool:
-        """Check whether the call runs even if no other line reads its results."""
+        """Whether the call runs even if no other line reads its results."""
         return self.symbol.effect or not self.tags.isdisjoint((RANDOM, CHECK))
 
     @property
     def is_check(self) -> bool:
-        """Check whether the call raises for data that the trace does not fit; no line may write before it."""
+        """Whether the call raises for data that the trace does not fit; no line may write before it."""
         return CHECK in self.tags
 
     def reading(self, values: Mapping[str, TensorProxy]) -> BoundSymbol:
@@ -210,7 +210,7 @@ _NESTS = frozenset({"args", "kwargs", "output"})
 
 
 def changed(bound_symbol: BoundSymbol, **changes: object) -> BoundSymbol:
-    """`dataclasses.replace`, without looking for the same proxies again."""
+    """Return a copy with changes, as `dataclasses.replace`, without a new search for unchanged proxies."""
     made = _copied(bound_symbol, **changes)
     if not _NESTS.isdisjoint(changes):
         made.__post_init__()
@@ -218,7 +218,7 @@ def changed(bound_symbol: BoundSymbol, **changes: object) -> BoundSymbol:
 
 
 def line(bound_symbol: BoundSymbol, scope: Scope, link: bool) -> tuple[str, str]:
-    """A call, and where it comes from as a comment; of a backward with `link`, its forward line and rule."""
+    """Return the text of a call, and its source as a comment; with `link`, a backward's forward line and rule."""
     if bound_symbol.symbol is DEL:
         return f"del {scope.items(bound_symbol.inputs)}", ""
     if bound_symbol.symbol is BOX:
@@ -228,7 +228,7 @@ def line(bound_symbol: BoundSymbol, scope: Scope, link: bool) -> tuple[str, str]
 
 
 def parts(bound_symbol: BoundSymbol, scope: Scope, link: bool, owner: str = "") -> Iterator[str]:
-    """Yield the lines of a call's decomposition, as text of comments; those of a region each with its owner."""
+    """Yield the lines of a call's decomposition, as comments; in a region, each with its owner."""
     owner = owner or bound_symbol.fused_by
     for part in bound_symbol.subsymbols:
         origin = f"  {owner}  {_origin(part, link)}".rstrip() if owner else ""
@@ -274,7 +274,7 @@ def _target(output: object, *, nested: bool = False) -> str:
 
 
 def _origin(bound_symbol: BoundSymbol, link: bool) -> str:
-    """Where a call comes from: of a region how many calls it stands for, which tell where they come from."""
+    """Return the source of a call; for a region, the number of its calls, whose own lines show sources."""
     if bound_symbol.subsymbols and bound_symbol.fused_by:
         return f"{len(bound_symbol.subsymbols)} operators by {bound_symbol.fused_by}"
     if link and bound_symbol.links:
@@ -290,9 +290,9 @@ def _forward(bound_symbol: BoundSymbol) -> str:
 
 
 def region_of(item: BoundSymbol) -> str | None:
-    """The tag of the region of `torch.utils.checkpoint`, if any, that a bound symbol of a joint trace belongs to.
+    """Return the tag of the `torch.utils.checkpoint` region of a bound symbol in a joint trace, or None.
 
-    It is that of the call that it differentiates or repeats; of a sum of gradients, the one that its terms share.
+    The tag comes from the differentiated or recomputed call; for a sum of gradients, from all terms.
     """
     tags = [link.forward.tags for link in item.links] or [item.tags]
     shared = frozenset.intersection(*tags)
@@ -300,7 +300,7 @@ def region_of(item: BoundSymbol) -> str | None:
 
 
 def with_parts(bound_symbols: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:
-    """Bound symbols, each followed by everything in its decomposition."""
+    """Yield bound symbols, each followed by its whole decomposition."""
     for bound_symbol in bound_symbols:
         yield bound_symbol
         yield from with_parts(bound_symbol.subsymbols)
@@ -331,7 +331,7 @@ def renamed(
 
 
 def proxies(value: object) -> list[TensorProxy]:
-    """The proxies in a nest of tuples, lists and dicts, in order."""
+    """Return the proxies in nested tuples, lists and dicts, in order."""
     found: list[TensorProxy] = []
     _collect(value, found)
     return found
@@ -355,7 +355,7 @@ def _collect(value: Any, found: list[TensorProxy]) -> None:
 
 
 def map_proxies(function: Callable[[TensorProxy], Any], value: Any) -> Any:
-    """`value` with every proxy in its nest of tuples, lists and dicts replaced by `function(proxy)`."""
+    """Return `value` with each proxy in nested tuples, lists and dicts replaced by `function(proxy)`."""
     kind = type(value)
     if kind is TensorProxy:
         return function(value)

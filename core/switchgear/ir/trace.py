@@ -1,4 +1,4 @@
-"""The trace: a straight-line program of bound symbols, as a value, as Python text, and as the function that this is."""
+"""The trace: a straight-line program of bound symbols, as a value, as Python text, and as a function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INDENT = "    "
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """A pass that had a hand in a trace, and the seconds it took."""
+    """A pass that changed a trace, and its time in seconds."""
 
     name: str
     seconds: float
@@ -37,8 +37,8 @@ class Provenance:
 class Trace(Shown):
     """Straight-line program of bound symbols; prints as Python.
 
-    `outputs` is flat: proxies, and None where there is no value.
-    `tensors` maps names of proxies that are neither inputs nor results to their tensors.
+    `outputs` is flat: proxies, and None for absent values. `tensors` maps names of proxies that are neither inputs nor
+    results to their tensors.
     """
 
     name: str
@@ -48,9 +48,9 @@ class Trace(Shown):
     tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     provenance: tuple[Provenance, ...] = ()
     links_shown: bool = False
-    #: The symbolic sizes; those that belong to no input are themselves inputs, before the others.
+    #: The symbolic sizes; sizes of no input are themselves inputs, before the others.
     numbers: tuple[NumberProxy, ...] = ()
-    #: The inputs that it writes to, by name, and how often.
+    #: The written inputs, by name, with the number of writes.
     written: Mapping[str, int] = field(default_factory=dict)
 
     def python(self, *, link: bool | None = None, decompositions: bool = False) -> str:
@@ -67,7 +67,7 @@ class Trace(Shown):
         return "".join([f"{line}\n" for line in text.around(calls)])
 
     def __repr__(self) -> str:
-        """The program, or its first lines and how many there are."""
+        """Return the program, or its first lines and their number."""
         text = _Text(self, self.links_shown)
         calls: list[str] = []
         for lines in text.calls():
@@ -83,12 +83,12 @@ class Trace(Shown):
 
     @property
     def constants(self) -> Mapping[str, object]:
-        """Return the objects that the text names and no import provides: tensors, regions, local functions."""
+        """The objects in the text that no import provides: tensors, regions, local functions."""
         return _render(self)[1].values
 
     @property
     def devices(self) -> frozenset[torch.device]:
-        """Return the devices of the lines."""
+        """The devices of the lines."""
         return frozenset(proxy.device for call in self.bound_symbols for proxy in call.outputs)
 
     def canonical(self) -> str:
@@ -130,12 +130,12 @@ class Trace(Shown):
         """Return the printed program as a function.
 
         Args:
-            boxed: whether it takes its arguments in one list, and empties the list.
+            boxed: whether the function takes its arguments in one list, and empties the list.
         """
         return compile_trace(self, boxed=boxed)
 
     def with_provenance(self, name: str, seconds: float) -> Trace:
-        """Return the trace with one more pass in its history.
+        """Return the trace with another pass in its history.
 
         Args:
             name: the pass.
@@ -144,12 +144,12 @@ class Trace(Shown):
         return replace(self, provenance=(*self.provenance, Provenance(name, seconds)))
 
 
-#: The name in the globals of a compiled trace of the user's lines that its lines come from.
+#: Name in the globals of a compiled trace that holds the user's lines behind its lines.
 SOURCES = "__sources__"
 
 
 def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
-    """The function that the printed trace is; `boxed` makes it take its arguments in one list, which it empties."""
+    """Return the printed trace as a function; if `boxed`, it takes its arguments in one list and empties the list."""
     lines, scope = _render(trace, boxed, bound=True)
     sources = [item.source for item in trace.bound_symbols]
     namespace: dict[str, Any] = {
@@ -168,7 +168,7 @@ def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
 
 
 def lines_of(trace: Trace) -> list[str]:
-    """The text of each bound symbol, and of the return, on one line each."""
+    """Return the text of each bound symbol, and of the return, one line each."""
     lines = _render(trace)[0]
     return [with_comment(*line) for line in lines[-len(trace.bound_symbols) - 1 :]]
 
@@ -176,7 +176,7 @@ def lines_of(trace: Trace) -> list[str]:
 def _render(
     trace: Trace, boxed: bool = False, *, bound: bool = False
 ) -> tuple[list[tuple[str, str]], Scope]:
-    """The lines of the function, as code and comment, one for each bound symbol; and what they name."""
+    """Return the lines of the function, as code and comment for each bound symbol, and the names in them."""
     scope = _scope(trace, bound)
     parameters = ", ".join(_parameters(trace))
     body = [(f"[{parameters}] = args", ""), ("args.clear()", "")] if boxed else []
@@ -192,7 +192,7 @@ def _render(
 
 
 class _Text:
-    """What a trace prints as: lines folded at 120 columns."""
+    """The printed text of a trace: lines folded at 120 columns."""
 
     def __init__(self, trace: Trace, link: bool) -> None:
         self._trace = trace
@@ -200,7 +200,7 @@ class _Text:
         self.scope = _scope(trace, False)
 
     def calls(self, decompositions: bool = False, most: int | None = None) -> Iterator[list[str]]:
-        """Yield the lines of each call, with at most so many parts, and of the return."""
+        """Yield the lines of each call, with at most `most` parts, and of the return."""
         for item in self._trace.bound_symbols:
             code, comment = line(item, self.scope, self._link)
             lines = folded(_INDENT + code, comment)
@@ -214,18 +214,18 @@ class _Text:
         yield folded(f"{_INDENT}return {self.scope.expression(self._trace.outputs)}", "")
 
     def head(self) -> tuple[list[str], list[str]]:
-        """The lines of the signature, and those of the inputs' types."""
+        """Return the lines of the signature, and those of the input types."""
         parameters = ", ".join(_parameters(self._trace))
         signature = folded(f"def {self._trace.name}({parameters}):", "")
         types = _input_types(self._trace)
         return signature, folded(_INDENT, types) if types else []
 
     def imports(self) -> list[str]:
-        """The modules that the calls so far need."""
+        """Return the import lines for the calls so far."""
         return [*(f"import {module}" for module in sorted(self.scope.modules)), ""]
 
     def around(self, calls: Iterable[str]) -> list[str]:
-        """All lines, these being the calls'; constants and passes come last."""
+        """Return all lines around the lines of the calls; constants and passes come last."""
         signature, types = self.head()
         sizes = [_INDENT + size for size in _sizes(self._trace, self.scope)]
         end = self._end()
@@ -234,7 +234,7 @@ class _Text:
         return [*self.imports(), *signature, *types, *sizes, *calls, *end]
 
     def _end(self) -> list[str]:
-        """The lines of the constants that the calls need, and of the passes that made the trace."""
+        """Return the lines of the constants in the calls, and of the passes that made the trace."""
         owners = {item.symbol.name: item.fused_by for item in self._trace.bound_symbols}
         lines: list[str] = []
         for name, value in self.scope.values.items():
@@ -249,7 +249,7 @@ class _Text:
         return lines
 
 
-#: What is shown of signature, types and each region where not all of a trace is.
+#: Numbers of lines shown of signature and types, and of each region, in a shortened trace.
 _HEAD, _PARTS = 3, 12
 
 
@@ -292,7 +292,7 @@ def _input_types(trace: Trace) -> str:
 
 
 def _sizes(trace: Trace, scope: Scope) -> list[str]:
-    """The lines that read the symbolic sizes that the calls need."""
+    """Return the lines that read the symbolic sizes for the calls."""
     measured = [number for number in trace.numbers if number.name in scope.sizes and number.tensor]
     return [f"{number.name} = {number.source}" for number in measured]
 
@@ -305,7 +305,7 @@ def _check_sizes(trace: Trace, scope: Scope) -> None:
 
 
 class Names:
-    """Hands out the names of a trace's intermediates: `t0`, `t1`, … past those already taken."""
+    """Generator of names for a trace's intermediates: `t0`, `t1`, …, without names already taken."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = set(taken)
@@ -314,7 +314,7 @@ class Names:
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Intermediates get other names inside: `u0`, `u1`, …, so that those outside are what they are without it."""
+        """Name intermediates `u0`, `u1`, … inside, so that outside names do not change."""
         outside, self._intermediates = self._intermediates, self._apart
         try:
             yield
@@ -322,11 +322,11 @@ class Names:
             self._intermediates = outside
 
     def fresh(self) -> str:
-        """The next free intermediate name."""
+        """Return the next free intermediate name."""
         return self._first_free(self._intermediates)
 
     def claim(self, wanted: str) -> str:
-        """`wanted` as a name, or `wanted_1`, `wanted_2`, … when it is taken."""
+        """Return `wanted` as a name, or `wanted_1`, `wanted_2`, … if it is taken."""
         wanted = as_name(wanted)
         return self._first_free(
             itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(1)))
@@ -339,6 +339,6 @@ class Names:
 
 
 def names_of(trace: Trace) -> set[str]:
-    """Every name that the trace uses, those inside decompositions too."""
+    """Return every name in the trace, including names inside decompositions."""
     made = {proxy.name for item in with_parts(trace.bound_symbols) for proxy in item.outputs}
     return made.union(trace.tensors, (proxy.name for proxy in trace.inputs))

@@ -1,4 +1,4 @@
-"""The verifier: is a trace well formed?"""
+"""The verifier of traces: it checks that a trace is well formed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CONTEXT = 3
 
 
 def verify(trace: Trace) -> Trace:
-    """`trace` itself, or `InvalidTrace` with the fault, the lines around it, and the pass that made the trace.
+    """Return `trace`; raise `InvalidTrace` with the fault, the lines around it, and the pass that made the trace.
 
-    Checked: every value is defined once and before it is used, agrees with its definition wherever it is used, is not
-    used after it is freed, and every output exists; what a call writes to is no constant, and an input only if the
-    trace says so, and neither it nor a view of it is used under an older name afterwards.
+    Checked: every value is defined once and before its uses, agrees with its definition in each use, and is not used
+    after it is freed; every output exists. A written value is not a constant, and an input only if the trace says so;
+    neither the value nor its views are used under an older name afterwards.
     """
     found = next(_faults(trace), None)
     if found is None:
@@ -34,7 +34,7 @@ def verify(trace: Trace) -> Trace:
 
 
 def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
-    """Yield each fault and its line of the body; all that follows the first may follow from it."""
+    """Yield each fault with its line of the body; faults after the first may be consequences."""
     names = _Names(trace)
     for proxy in trace.inputs:
         for fault in names.define(proxy, f"input {proxy.name}"):
@@ -47,7 +47,7 @@ def _faults(trace: Trace) -> Iterator[tuple[int, str]]:
 
 
 class _Names:
-    """The names of a trace, line by line: which are defined, freed, and lie in memory that was overwritten."""
+    """The names of a trace, line by line: defined, freed, or in overwritten memory."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -85,7 +85,7 @@ class _Names:
         self._sharing[self._memory.get(name, name)].add(name)
 
     def use(self, proxies: Iterable[TensorProxy], is_read: bool = True) -> Iterator[str]:
-        """Yield the faults of uses, `is_read` unless only the name is meant."""
+        """Yield the faults of uses; without `is_read`, only the name is used."""
         for proxy in proxies:
             if proxy.name in self._overwritten and is_read:
                 yield f"{proxy.name} is used after its memory is written to"

@@ -1,4 +1,4 @@
-"""Writes as operators: symbols of our own for what PyTorch's operators do not say, and their grad rules."""
+"""Writes as operators: symbols of this package for operations that PyTorch's operators lack, and their grad rules."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from switchgear.errors import Unsupported
 from switchgear.ir.symbol import Symbol
 
-#: What a rule returns: the outputs, and their pullback.
+#: The return value of a rule: the outputs, and their pullback.
 _Pulled = tuple[torch.Tensor | tuple[torch.Tensor, ...], Callable[..., Any]]
 
 
 def set_value(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """The value of `new` with the history of `old`: a write that autograd did not see."""
+    """Return the value of `new` with the history of `old`: a write that autograd did not see."""
     return new
 
 
@@ -27,7 +27,7 @@ def _set_value_pullback(old: torch.Tensor, new: torch.Tensor) -> _Pulled:
 def draw_bernoulli(
     value: torch.Tensor, p: float, *, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """What `value.bernoulli_(p)` leaves in `value`, drawn in its layout; `torch.bernoulli` has one of its own."""
+    """Return the result of `value.bernoulli_(p)`, drawn in its layout; `torch.bernoulli` uses another layout."""
     return torch.empty_like(value).bernoulli_(p, generator=generator)
 
 
@@ -38,7 +38,7 @@ def _draw_bernoulli_pullback(
 
 
 def restride(value: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """`value` with other strides: those of what it was written to."""
+    """Return `value` with other strides: the strides of the written tensor."""
     result = torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device)
     return result.copy_(value)
 
@@ -48,7 +48,7 @@ def _restride_pullback(value: torch.Tensor, stride: Sequence[int]) -> _Pulled:
 
 
 def identity(value: torch.Tensor) -> torch.Tensor:
-    """The value under another name: what a rule returns that it did not make."""
+    """Return the value under another name, for a rule that returns a value made elsewhere."""
     return value
 
 
@@ -57,7 +57,7 @@ def _identity_pullback(value: torch.Tensor) -> _Pulled:
 
 
 def new_leaf(value: torch.Tensor) -> torch.Tensor:
-    """The value of a tensor made inside whose history begins here: `requires_grad_()`."""
+    """Return the value of an inner tensor whose history begins here: `requires_grad_()`."""
     return value
 
 
@@ -71,14 +71,14 @@ def _written(
     written = base.clone()
     try:
         view(written, *args, **kwargs).copy_(source)
-    except Unsupported:  # through a transposed view, where a capture records it: `irfft`'s backward
+    except Unsupported:  # through a transposed view, recorded by a capture: `irfft`'s backward
         written = base.clone(memory_format=torch.contiguous_format)
         view(written, *args, **kwargs).copy_(source)
         return restride(written, base.stride())
     return written
 
 
-#: Overloads whose formulas refuse complex numbers, each as the write through a view that it stands for.
+#: Overloads whose formulas refuse complex numbers, with the equivalent write through a view.
 WRITTEN_VIEWS: dict[object, Callable[..., torch.Tensor]] = {
     torch.ops.aten.slice_scatter.default: functools.partial(_written, torch.ops.aten.slice.Tensor),
     torch.ops.aten.select_scatter.default: functools.partial(_written, torch.ops.aten.select.int),

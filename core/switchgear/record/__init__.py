@@ -1,1 +1,1 @@
-"""The recorder: the two doors that calls come in by, what they leave on the tape, and the protocol of features."""
+"""The recorder: the two doors for calls, the tape of recorded lines, and the protocol of features."""

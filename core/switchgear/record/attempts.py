@@ -1,4 +1,4 @@
-"""Attempts to capture: what a function changes while it runs on fakes is put back."""
+"""Capture attempts: changes that a function makes while it runs on fakes are undone."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from switchgear.record.user_code import is_own_file
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: A capture puts a stand-in where `torch` has it.
+#: The CPU generator; a capture replaces `torch.default_generator` by a stand-in.
 _DEFAULT_STREAM = torch.default_generator
-#: Global modes that a function may change for a while: what they are called, how to ask, and how to set them.
+#: Global modes that a function may change temporarily: name, getter and setter.
 _MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("grad mode", torch.is_grad_enabled, internals.set_grad_enabled),
     ("autocast", internals.autocast_state, internals.set_autocast_state),
@@ -43,7 +43,7 @@ _MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
 
 @contextlib.contextmanager
 def modes_kept() -> Iterator[None]:
-    """Refuse a function that leaves a global mode other than it found it."""
+    """Refuse a function that leaves a global mode changed."""
     before = [ask() for _, ask, _ in _MODES]
     changed: list[str] = []
     try:
@@ -63,9 +63,9 @@ def modes_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def draws_undone() -> Iterator[None]:
-    """After an error the random streams are what they were.
+    """Restore the random streams after an error.
 
-    What other threads drew from Python's and NumPy's meanwhile is undone, too: whose draws they were cannot be told.
+    Draws by other threads from the streams of Python and NumPy are undone too: their origin is unknown.
     """
     streams = _random_streams()
     try:
@@ -77,10 +77,10 @@ def draws_undone() -> Iterator[None]:
 
 
 def _cleared(error: BaseException, before: Collection[Change]) -> BaseException:
-    """Undo all changes but those of `before`; the error to raise: an interrupt, if that led to `error`.
+    """Undo all changes except `before`; return the error to raise: an interrupt, if `error` was raised because of one.
 
-    The frames that an error came through let go of context managers, which would else end at any time later. The user's
-    own keep their variables, but for an interrupt: there these are stand-ins for tensors.
+    Frames of the traceback release their context managers, which would otherwise end at an arbitrary later time. Frames
+    of the user keep their variables, except after an interrupt: the variables are stand-ins for tensors.
     """
     chain = [error]
     while chain[-1].__context__ is not None and chain[-1].__context__ not in chain:
@@ -89,18 +89,18 @@ def _cleared(error: BaseException, before: Collection[Change]) -> BaseException:
     for one in chain:
         for frame, _ in traceback.walk_tb(one.__traceback__):
             if interrupt is not None or is_own_file(frame.f_code.co_filename):
-                with contextlib.suppress(RuntimeError):  # it runs
+                with contextlib.suppress(RuntimeError):  # the frame is running
                     frame.clear()
     if interrupt is not None and len(changes()) > len(before):
-        gc.collect()  # context managers in circles would else end later, and set modes that are put back here
+        gc.collect()  # context managers in cycles would exit later, and set modes restored here
     put_back(before)
     return interrupt or error
 
 
 def undoing(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function: whatever ends it at any instruction, the changes that it has made are undone.
+    """Decorate a function so that its changes are undone if it ends by an exception at any instruction.
 
-    Twice: an interrupt may arrive while they are undone.
+    Undone twice: an interrupt may arrive during the undoing.
     """
 
     @functools.wraps(function)
@@ -118,7 +118,7 @@ def undoing(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def leaves_nothing(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that compiles: `undoing`, and modes, random streams and warnings are as before."""
+    """Decorate a function that compiles: as `undoing`, and restore modes, random streams and warnings on failure."""
 
     @undoing
     @functools.wraps(function)
@@ -148,9 +148,9 @@ def _put_states(
 
 
 def _random_streams() -> list[tuple[Callable[[object], object], object]]:
-    """The state of the process-wide random streams of the CPU, each with what puts it back.
+    """Return the states of the process-wide CPU random streams, each with its setter.
 
-    PyTorch's is left alone beside other threads, which may seed it: of stand-ins for tensors nothing is drawn.
+    PyTorch's stream is omitted while other threads exist, which may seed it: stand-ins for tensors draw nothing.
     """
     streams: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
     if threading.active_count() == 1:

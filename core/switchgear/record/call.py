@@ -20,17 +20,17 @@ class Call:
         fn: the function.
         args: its arguments by position, with wrappers for tensors.
         kwargs: its arguments by name.
-        symbol: the symbol of the composite that the call becomes, None for a call that is not recorded.
+        symbol: the symbol of the resulting composite, None for a call that is not recorded.
         given: arguments by position and by name, with proxies for tensors.
         lines: bound symbols recorded inside the call.
         before: bound symbols recorded inside that stay in front of the composite.
         output: result, with proxies for tensors.
         grad_enabled: whether the call is made in grad mode.
-        wrote: whether it wrote to one of its arguments.
+        wrote: whether the call wrote to one of its arguments.
         whole: whether its lines become one composite.
-        writes: whether it writes to its first argument, or to `out`.
+        writes: whether the function writes to its first argument, or to `out`.
         out: the tensor passed as `out=`.
-        generator: the generator of an operator that draws, which the call itself runs without.
+        generator: the generator of an operator that draws; the call itself runs without it.
     """
 
     fn: Callable[..., Any] | None

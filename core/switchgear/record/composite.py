@@ -1,5 +1,5 @@
-"""From a torch-level call to its lines: one composite, kept whole if it wrote to nothing, reads only its arguments, and
-nothing outside reads its insides; otherwise its parts.
+"""From a torch-level call to its lines: one composite, kept whole if it wrote nothing, reads only its arguments, and no
+outside line reads its insides; otherwise its parts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from switchgear.record.tracker import is_detached
 
 
 def note_target(recorder: Recorder, call: Call) -> None:
-    """Take note of whether a call writes to its first argument, or to `out`."""
+    """Note whether a call writes to its first argument, or to `out`."""
     out = call.kwargs.get("out")
     call.writes = out is not None or is_in_place(getattr(call.fn, "__name__", ""))
     if not all(tensor.numel() for tensor in tensors_in(out)):
@@ -53,15 +53,15 @@ def note_target(recorder: Recorder, call: Call) -> None:
 
 
 def _target(call: Call) -> object:
-    """What a call writes to, if it writes."""
+    """Return the object that a call writes to, if it writes."""
     out = call.kwargs.get("out")
     return next(iter(call.args), None) if out is None else out
 
 
 def part_from_former_uses(recorder: Recorder, call: Call) -> None:
-    """Have a call write to its view made again, where that, or a view it was made of, was used.
+    """Let a call write to a recreated view, if the view, or one that it was made of, was used before.
 
-    Autograd sums the gradients of these uses; that of the value that is written over comes to the base by itself.
+    Autograd sums the gradients of these uses; the gradient of the overwritten value reaches the base separately.
     """
     view, tracker = _target(call), recorder.tracker
     if not isinstance(view, torch.Tensor) or not (view.requires_grad and tracker.follow_autograd):
@@ -85,7 +85,7 @@ def part_from_former_uses(recorder: Recorder, call: Call) -> None:
 
 @contextlib.contextmanager
 def spliced(recorder: Recorder, call: Call) -> Iterator[None]:
-    """Record the parts of a call inside, of which no composite is kept."""
+    """Return a context that records the parts of a call without a composite."""
     note_target(recorder, call)
     try:
         with recorder.tape.framed(call):
@@ -95,7 +95,7 @@ def spliced(recorder: Recorder, call: Call) -> Iterator[None]:
 
 
 def close(recorder: Recorder, call: Call, *tags: str) -> None:
-    """Record a call as one composite with these tags, or its parts where it cannot be kept whole."""
+    """Record a call as one composite with these tags, or as its parts if it cannot be kept whole."""
     lines = _lines(recorder, call)
     is_whole = len(lines) == 1 and lines[0].symbol == call.symbol
     if tags and is_whole:
@@ -104,7 +104,7 @@ def close(recorder: Recorder, call: Call, *tags: str) -> None:
 
 
 def output_of(recorder: Recorder, result: object) -> object:
-    """The nested output of a composite, or NotImplemented where it holds more than tensors and None."""
+    """Return the nested output of a composite, or NotImplemented if it holds more than tensors and None."""
     if isinstance(result, torch.Tensor) and internals.is_wrapper(result):
         return recorder.values.proxy_of(recorder.tracker.fake_of(result))
     if isinstance(result, (tuple, list)):
@@ -139,6 +139,6 @@ def _lines(recorder: Recorder, call: Call) -> list[BoundSymbol]:
 
 
 def _says_it_all(line: BoundSymbol, call: Call, recorder: Recorder) -> bool:
-    """Whether the only part is the call itself, or makes a tensor of Python's numbers that were read at capture."""
+    """Check whether the only part is the call itself, or builds a tensor of Python numbers read at capture."""
     is_constant = any(proxy.name in recorder.tape.constants for proxy in line.inputs)
     return line.symbol == call.symbol or is_constant

@@ -1,9 +1,9 @@
 """The two doors of capture, through which the calls of a function come in while it runs on wrappers.
 
-A function mode sees torch-level calls, the *composites*, as the user wrote them; a dispatch mode below autograd and
-functionalization sees the operator overloads, the *leaves*, that each of them dispatches. Neither names a feature:
-that is what `handler` is for. In-place calls arrive as functional ones. The function takes eager's own path
-(`torch.compiler.is_compiling()` is False); what is computed from constants alone is simply computed.
+A function mode sees torch-level calls, the *composites*, as the user wrote them. A dispatch mode below autograd and
+functionalization sees the operator overloads, the *leaves*, dispatched by each call. Neither mode names a feature:
+`handler` does. In-place calls arrive as functional calls. The function takes eager's own path
+(`torch.compiler.is_compiling()` is False); values computed from constants alone are simply computed.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ _NOISE = frozenset(
     }
 )
 _WRITES_UNDECLARED = frozenset({_aten.miopen_batch_norm.default})
-#: Namespaces of operators that may return nothing: their assertions and marks are of no value to a trace.
+#: Namespaces of operators that may return nothing: a trace does not need their assertions and marks.
 _SILENT = frozenset({"aten", "prim", "prims", "profiler"})
 _DATA_MISSING = (
     "data is not allocated yet",
     "unallocated storage",
     "Expected scalars to be on CPU, got meta",
 )
-#: What eager says only if the root of the views requires grad, or only of a gradient.
+#: Messages of eager that depend on requires_grad of the root of the views, or on a gradient.
 _NO_INVERSE = ("as_strided() is non-compositional", "must have a last dimension with stride 1")
-#: What eager says of where a tensor begins, which a write may have changed here.
+#: Message of eager about a storage offset, which a write may have changed here.
 _ODD_PLACE = "must have a storage_offset divisible by"
 _REOPENED = frozenset({"torch.nn.functional", "torch.functional"})
 
 
 class Doors:
-    """A recorder, the handlers that are asked of each call, and what comes in through its doors."""
+    """A recorder, its handlers, and the modes of its doors."""
 
     def __init__(self, recorder: Recorder, handlers: Handlers) -> None:
         self.recorder = recorder
@@ -72,7 +72,7 @@ class Doors:
 
     @contextlib.contextmanager
     def open(self, source: Source | None = None) -> Iterator[None]:
-        """Record what runs inside; `source` is where every line says that it comes from."""
+        """Return a context that records calls; `source` is the source of every line."""
         outer, tape = active_recorder(), self.recorder.tape
         with contextlib.ExitStack() as stack:
             if outer is not None:
@@ -112,7 +112,7 @@ class _Functions(TorchFunctionMode):
     def _recorded(self, call: Call) -> object:
         assert call.fn is not None
         recorder = self.recorder
-        if call.kwargs.get("requires_grad") is True:  # of what makes a tensor
+        if call.kwargs.get("requires_grad") is True:  # a factory of tensors
             made = self._recorded(replace(call, kwargs={**call.kwargs, "requires_grad": False}))
             return self._recorded(
                 replace(call, fn=torch.Tensor.requires_grad_, args=(made,), kwargs={})
@@ -142,7 +142,7 @@ class _Functions(TorchFunctionMode):
         return self.recorder.values.proxy_of(self.recorder.tracker.fake_of(tensor))
 
     def _run(self, call: Call) -> Any:
-        """What the function returns; its parts, and whether it wrote to its arguments, are noted in the call."""
+        """Run the function, and note its parts and its writes in the call."""
         assert call.fn is not None
         recorder, tracker = self.recorder, self.recorder.tracker
         tensors = tensors_in((call.args, call.kwargs))
@@ -164,7 +164,7 @@ class _Functions(TorchFunctionMode):
             recorder.tape.frames.pop()
 
     def _reopened(self, function: Callable[..., object]) -> Callable[..., object]:
-        """A function of PyTorch written in Python as one whose calls come in at this door."""
+        """Return a Python function of PyTorch as a function whose own calls enter this door."""
         if not isinstance(function, types.FunctionType) or function.__module__ not in _REOPENED:
             return function
         if self.recorder.tape.frame.fn is function:
@@ -185,7 +185,7 @@ def _sizes_decomposed(call: Call) -> contextlib.AbstractContextManager[None]:
 
 @functools.cache
 def _without_override(fn: types.FunctionType) -> types.FunctionType:
-    """A copy of a function of PyTorch that does not hand over to function modes: the calls it makes are seen."""
+    """Return a copy of a PyTorch function that does not defer to function modes, so that its calls are seen."""
 
     def no_override(*args: object) -> bool:
         return False
@@ -200,7 +200,7 @@ def _without_override(fn: types.FunctionType) -> types.FunctionType:
 def _note_writes(
     recorder: Recorder, call: Call, before: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> None:
-    """Bring the trace up to date with what a call wrote to its arguments, which stood for these fakes before."""
+    """Bring the trace up to date with the writes of a call to its arguments, whose fakes before are given."""
     tracker = recorder.tracker
     for tensor, fake in before:
         tracker.reconcile(tensor)
@@ -297,17 +297,17 @@ class _Operators(internals.DispatchMode):
             result = self._result(call)
         except internals.DATA_DEPENDENT as error:
             return self._of_data(call, error)
-        if not call.args or result is not call.args[0]:  # as `resolve_conj` of what needs none
+        if not call.args or result is not call.args[0]:  # such as an unneeded `resolve_conj`
             record_leaf(recorder, call, result)
         return result
 
     def _result(self, call: Operation) -> object:
-        """What a call gives on fakes."""
+        """Return the result of a call on fakes."""
         func, args, kwargs = call.func, call.args, call.kwargs
         if leaf_symbol(self.recorder, func) == DRAW_BERNOULLI:
             return torch.empty_like(args[0])
         if "generator" in kwargs:
-            # nothing is drawn on fakes, and some of PyTorch's decompositions for them take no generator
+            # fakes draw nothing, and some of PyTorch's decompositions for them take no generator
             kwargs = kwargs | {"generator": None}
         try:
             return func(*_with_dims(self.recorder, func, args), **kwargs)
@@ -321,7 +321,7 @@ class _Operators(internals.DispatchMode):
             raise RuntimeError(str(error)) from error  # as in eager
 
     def _of_data(self, call: Operation, error: Exception) -> object:
-        """A call that gives what is in a tensor, or a result whose shape depends on that."""
+        """Answer a call that returns tensor data, or a result whose shape depends on data."""
         recorder = self.recorder
         if call.func is recorder.values.known_call[0]:
             results = recorder.values.known_results()
@@ -334,15 +334,15 @@ class _Operators(internals.DispatchMode):
         if answer is not PASS:
             return answer
         if recorder.tracker.follow_autograd:
-            # libraries have another way where PyTorch compiles, which is not eager's
+            # libraries use another path when PyTorch compiles, which differs from eager
             raise Unsupported(f"{need}, which no feature answers", splits=False) from error
         raise DataDependent(f"{need}: {NO_DATA_IN_RULES}") from error
 
 
 def _refuse(recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...]) -> None:
-    """Refuse what has no place in a trace."""
+    """Refuse operators that a trace cannot hold."""
     frame, here = recorder.tape.frame, recorder.here
-    own = frame.fn is func  # a backward that is evaluated calls overloads
+    own = frame.fn is func  # evaluating a backward calls overloads
     inside = func in internals.KEEP_PLACE and args[0].storage_offset() and not own
     if inside and calls(recorder, func._schema.name[6:]):
         raise Unsupported(
@@ -370,14 +370,14 @@ def _refuse(recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...
 
 @functools.cache
 def _effects(func: internals.OpOverload) -> tuple[bool, bool]:
-    """Whether an overload is called for what it does alone, and whether it writes to its arguments."""
+    """Return whether an overload is called for its effect alone, and whether it writes to its arguments."""
     schema = func._schema
     returns_nothing = not schema.returns and func.namespace not in _SILENT
     return returns_nothing, schema.is_mutable or func in _WRITES_UNDECLARED
 
 
 def _lift(recorder: Recorder, call: Operation) -> torch.Tensor:
-    """A constant of the trace, or what stands for a value already."""
+    """Return a constant of the trace, or a fake that stands for an existing value."""
     (tensor,) = call.args
     result: torch.Tensor = call.func(tensor)
     values, constants = recorder.values, recorder.tape.constants
@@ -387,7 +387,7 @@ def _lift(recorder: Recorder, call: Operation) -> torch.Tensor:
     name = recorder.tape.names.claim(f"c{len(constants)}")
     with recorder.paused(), internals.real_dispatch():
         constants[name] = tensor.detach().clone()
-    # each call has a tensor of its own, which it may return and be written to
+    # each call gets its own tensor, which may be returned and written to
     given = (metadata_proxy(name, constants[name], False),)
     clone = Symbol(str(_aten.clone.default), _aten.clone.default)
     recorder.record(clone, given, values.define(result, False))
@@ -397,9 +397,9 @@ def _lift(recorder: Recorder, call: Operation) -> torch.Tensor:
 def _with_dims(
     recorder: Recorder, func: internals.OpOverload, args: tuple[object, ...]
 ) -> tuple[object, ...]:
-    """The arguments, for strides as the kernels have them: dimensions that broadcasting adds have stride 0.
+    """Return the arguments padded so that strides match the kernels: dimensions added by broadcasting have stride 0.
 
-    PyTorch's formulas for fakes give those of size 1 another one, and then order the result's dimensions by it.
+    PyTorch's formulas for fakes give such dimensions of size 1 another stride, and order the result's dimensions by it.
     """
     if torch.Tag.pointwise not in func.tags or func is _aten.equal.default:
         return args
@@ -423,7 +423,7 @@ def _check_dtypes(
     indices: list[torch.Tensor | None],
     values: torch.Tensor,
 ) -> None:
-    """Raise what eager raises for values of another dtype; fakes take any, and the call may be dead code."""
+    """Raise eager's error for values of another dtype; fakes accept any, and the call may be dead code."""
     given = [index for index in indices if index is not None]
     is_mask = len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8)
     if values.dtype != base.dtype and not (is_mask and values.numel() == 1):

@@ -1,4 +1,4 @@
-"""Guards: what an entry takes for granted of a call, looked at before it is run."""
+"""Guards: assumptions of an entry about a call, checked before the entry runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from switchgear.errors import CaptureError
 
-#: Values that are equal if their content is.
+#: Types whose values are equal if their content is.
 _BY_VALUE = (
     *(int, str, bytes, type(None), type(...)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
@@ -20,40 +20,41 @@ _BY_VALUE = (
 
 
 class FailedAssertion(CaptureError):
-    """What the function asserts of the data of a call does not hold: eager raises the error."""
+    """A failed assertion of the function about the data of a call: eager raises its error."""
 
 
 class OtherData(Exception):
-    """A check failed: the entry is for calls with other data. Nothing has been written or drawn."""
+    """A failed check: the entry is for calls with other data. Nothing has been written or drawn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guard:
     """A condition on a call.
 
-    `condition` is Python over the flattened arguments `a0`, `a1`, …, the tuple `inputs` of the trace's input tensors,
-    and the names in `scope`. `why` says what is otherwise in a call, by its flattened arguments, that does not meet it.
+    Attributes:
+        condition: Python over the flattened arguments `a0`, `a1`, …, the tuple `inputs` of input tensors, and `scope`.
+        why: description of the difference in a call that fails the condition, or a function of the flattened arguments.
     """
 
     condition: str
     why: str | Callable[[Sequence[Any]], str]
     scope: Mapping[str, Any] = field(default_factory=dict)
-    #: Called once the entry is compiled, which runs the backward of a user's Function: all is to be as before.
+    #: Function that restores the former state after compiling the entry, which runs a user Function's backward.
     settle: Callable[[], None] | None = None
-    #: What it asks for in words, a line each; where nothing is given, that is `why`.
+    #: The checked conditions as text, one per line; by default `why`.
     listed: Callable[[], Sequence[str]] | None = None
-    #: Which integers in Python's objects are others in a call, given its flattened arguments, by their paths.
+    #: Paths of integers in Python objects that differ in a call, given its flattened arguments.
     varying: Callable[[Sequence[Any]], Iterable[str]] | None = None
-    #: The modules that it knows by identity: once one of them is gone, no call meets it.
+    #: Modules checked by identity: once a module is collected, no call meets the guard.
     modules: Sequence[Known] = ()
 
     def reason(self, leaves: Sequence[Any] = ()) -> str:
-        """What is otherwise in a call with these flattened arguments."""
+        """Return a description of the difference in a call with these flattened arguments."""
         return self.why if isinstance(self.why, str) else self.why(leaves)
 
 
 class Known(weakref.ref[nn.Module]):
-    """A module that is known by identity and not held: once it is gone, this is equal to nothing else."""
+    """A weak reference to a module, compared by identity; after the module's collection it equals nothing else."""
 
     __slots__ = ()
 
@@ -62,17 +63,17 @@ class Known(weakref.ref[nn.Module]):
         return "a module that is gone" if module is None else repr(module)
 
     def names(self, value: object) -> bool:
-        """Whether a value is that module."""
+        """Check whether a value is the module."""
         return value is not None and value is self()
 
 
 def still_there(modules: Iterable[Known]) -> list[nn.Module]:
-    """Those that are not gone."""
+    """Return the modules that are still alive."""
     return [module for known in modules if (module := known()) is not None]
 
 
 class Same:
-    """An object as part of a key: equal to itself alone, whatever its class makes of `==`."""
+    """An object as part of a key: equal to itself alone, regardless of `==` in its class."""
 
     __slots__ = ("value",)
 
@@ -89,15 +90,15 @@ class Same:
         return repr(self.value)
 
 
-#: The flag of classes that a class statement made, which may have an `==` of their own.
+#: The flag of classes from a class statement, which may define `==`.
 HEAP = 1 << 9
 
 
 def value_key(value: object) -> object:
-    """A Python value as part of a key: by type and content, which is asked of no method of a user's.
+    """Return a Python value as part of a key, by type and content, without calling a method of a user's class.
 
-    Floats are by representation (nan is nan, 0.0 is not -0.0), ranges and slices by their parts; other objects by
-    identity.
+    Floats compare by representation (nan equals nan, 0.0 differs from -0.0), ranges and slices by their parts, and
+    other objects by identity.
     """
     kind = type(value)
     if isinstance(value, nn.Module):

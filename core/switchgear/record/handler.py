@@ -1,7 +1,7 @@
 """The seam of capture: handlers answer calls while a function is captured.
 
-A feature is a set of handlers. The two doors of capture ask them in the order of the list, and name none of them. The
-features of this package are in `features`; a plugin adds its own by the hook `switchgear_features`.
+A feature is a set of handlers. The two doors of capture ask the handlers in the order of the list, and name none of
+them. The features of this package are in `features`; a plugin adds features by the hook `switchgear_features`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from switchgear.record.recorder import Recorder
 from switchgear.record.signature import InputSource
 from switchgear.record.user_code import raising_module, user_frame
 
-#: The names of features that are left out, separated by commas.
+#: Environment variable with the names of disabled features, separated by commas.
 DISABLE_VARIABLE = "SWITCHGEAR_DISABLE_FEATURES"
-#: Methods that are asked about calls of `Handler.functions` alone, and those that tell, and have no answer.
+#: Methods asked only about calls of `Handler.functions`, and notifications without an answer.
 _BY_FUNCTION, _TOLD = ("take", "answer"), ("opened", "closing")
 
 
@@ -38,12 +38,12 @@ PASS: Any = _Pass()
 
 
 class Handler:
-    """Part of a feature. Each method is optional: only those that a subclass overrides are called.
+    """Part of a feature. Each method is optional: only overridden methods are called.
 
     Handlers have no state of their own: `recorder.state(handler)` is the state that `begin` returned for one capture.
     """
 
-    #: `take` and `answer` are asked about calls of these functions alone; of all, if there are none.
+    #: The functions whose calls `take` and `answer` handle; if empty, all functions.
     functions: frozenset[object] = frozenset()
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
@@ -75,11 +75,11 @@ class Handler:
         return result
 
     def take(self, recorder: Recorder, call: Call) -> Any:
-        """Answer a call before its tensors are inputs, or `PASS`."""
+        """Answer a call before its tensors become inputs, or return `PASS`."""
         return PASS
 
     def answer(self, recorder: Recorder, call: Call) -> object:
-        """Answer a call whose tensors are inputs or values of the trace, or `PASS`; `call.args` may be changed."""
+        """Answer a call with tensors that are inputs or values, or return `PASS`; `call.args` may be changed."""
         return PASS
 
     def opened(self, recorder: Recorder, call: Call) -> None:
@@ -89,11 +89,11 @@ class Handler:
         """Rewrite `call.lines`, the recorded parts of a call, or clear `call.whole`."""
 
     def operator(self, recorder: Recorder, call: Operation) -> Any:
-        """Answer the call of an operator overload, or `PASS`; `call.args` may be changed."""
+        """Answer the call of an operator overload, or return `PASS`; `call.args` may be changed."""
         return PASS
 
     def by_data(self, recorder: Recorder, call: Operation, need: str) -> object:
-        """Answer a call whose result depends on the data of a tensor, or `PASS`; `need` says so, for messages."""
+        """Answer a call whose result depends on tensor data, or return `PASS`; `need` is the reason, for messages."""
         return PASS
 
 
@@ -102,7 +102,7 @@ class Feature:
     """Feature of capture.
 
     Attributes:
-        name: the name, by which `SWITCHGEAR_DISABLE_FEATURES` leaves it out.
+        name: the name, as in `SWITCHGEAR_DISABLE_FEATURES`.
         handlers: the handlers, asked in this order.
     """
 
@@ -208,7 +208,7 @@ class Handlers:
         return PASS
 
     def _attribute(self, error: Exception, handler: Handler) -> None:
-        """Note whose error it is, where a handler's own code raised it."""
+        """Add a note that names the feature, if the handler's own code raised the error."""
         is_its = raising_module(error) == type(handler).__module__
         if not is_its or isinstance(error, SwitchgearError):
             return
@@ -241,9 +241,9 @@ def enabled(features: Sequence[Feature], others: Iterable[Feature] = ()) -> tupl
 
 
 def left_out(variable: str, known: Iterable[str]) -> set[str]:
-    """Return the names in a variable of the environment, and warn once of those that are not known.
+    """Return the names in a variable of the environment, and warn once about unknown names.
 
-    `known` is read no further than needed to find them.
+    `known` is read no further than needed.
     """
     named = {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
     seen = set[str]()

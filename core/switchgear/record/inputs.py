@@ -16,9 +16,9 @@ from switchgear.record.history import history_of, version_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedInput:
-    """A tensor from outside, the wrapper that stands for it, and the proxy and history that it came with.
+    """A tensor from outside, the wrapper that stands for it, and its initial proxy and history.
 
-    `is_view`: the wrapper is a view of another input's, and the proxy is not used. `storage` is the key of its storage.
+    `is_view`: the wrapper is a view of another input's wrapper, and the proxy is unused. `storage` is the storage key.
     """
 
     tensor: torch.Tensor
@@ -31,12 +31,12 @@ class RecordedInput:
 
 
 class Inputs:
-    """The inputs so far, and what calls in place did to them."""
+    """The inputs so far, and the in-place calls on them."""
 
     def __init__(self) -> None:
         self._inputs: list[RecordedInput] = []
         self._by_id: dict[int, RecordedInput] = {}
-        #: Tensors from outside, by id, that the function reached without being handed their wrapper.
+        #: Ids of outside tensors that the function reached other than by their wrapper.
         self.reached_otherwise: set[int] = set()
         #: Calls that changed sizes or strides of an input in place, or its version alone.
         self.metadata_calls: list[BoundSymbol] = []
@@ -50,23 +50,23 @@ class Inputs:
         return self._inputs[index]
 
     def index(self, entry: RecordedInput) -> int:
-        """Its place."""
+        """Return the position of an input."""
         return self._inputs.index(entry)
 
     def of(self, tensor: object) -> RecordedInput | None:
-        """The input that a tensor is, be it the tensor from outside or its wrapper; None for any other value."""
+        """Return the input for an outside tensor or its wrapper; None for any other value."""
         return self._by_id.get(id(tensor)) if isinstance(tensor, torch.Tensor) else None
 
     def wrapper_of(self, tensor: object) -> torch.Tensor | None:
-        """The wrapper of a tensor from outside that is an input; None for any other value."""
+        """Return the wrapper of an outside tensor that is an input; None for any other value."""
         entry = self.of(tensor)
         return entry.wrapper if entry else None
 
     def add(
         self, tensor: torch.Tensor, wrapper: torch.Tensor, proxy: TensorProxy, is_view: bool
     ) -> None:
-        """Make a tensor from outside an input."""
-        wrapper.__class__ = type(tensor)  # a Parameter shows that it is one
+        """Make an outside tensor an input."""
+        wrapper.__class__ = type(tensor)  # a Parameter shows its class
         storage, version = internals.storage_key(wrapper), version_of(wrapper)
         history = history_of(wrapper)
         entry = RecordedInput(tensor, wrapper, proxy, history, is_view, storage, version)
@@ -75,7 +75,7 @@ class Inputs:
         self._by_id.setdefault(id(wrapper), entry)
 
     def generator(self, generator: torch.Generator, here: Callable[[], str]) -> torch.Generator:
-        """The generator among the arguments that one is or stands for."""
+        """Return the generator among the arguments for a generator or its stand-in."""
         known = self.generators.get(internals.stream_key(generator))
         if known is None:
             raise Unsupported(

@@ -1,4 +1,4 @@
-"""From the call of an operator overload to its line."""
+"""Leaves: from the call of an operator overload to its line."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from switchgear.record.shared_memory import reaches_outside
 from switchgear.record.sizes import active_sizes, settled
 
 _aten = torch.ops.aten
-#: Positional arguments of an operator, and those by name.
+#: Positional and keyword arguments of an operator.
 Given: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
-#: Refuse what begins where the view would not be aligned.
+#: Operators that refuse a tensor with a storage offset at which the view would be misaligned.
 _ALIGNED = frozenset({_aten.view_as_complex.default, _aten.view.dtype})
-#: Which outputs of an overload are differentiable: facts about PyTorch, found once per process.
+#: Flags for the differentiable outputs of an overload: facts about PyTorch, computed once per process.
 _DIFFERENTIABLE: dict[object, tuple[bool, ...]] = {}
 
 
 def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:
-    """Record the call of an overload that gave `result`."""
+    """Record the call of an overload that returned `result`."""
     values, tape, func = recorder.values, recorder.tape, call.func
     args, kwargs = _generators_known(recorder, call)
     if active_sizes() is not None:
@@ -45,14 +45,15 @@ def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:
     is_called = frame.fn in (func, func.overloadpacket)
     grad_enabled = torch.is_grad_enabled() or (is_called and frame.grad_enabled)
     recorder.matters.offsets |= func in _ALIGNED
-    # nothing is known of what called it (compiled code of TorchScript's) if no call of a function is open
+    # with no open call of a function, the caller (compiled TorchScript code) is unknown
     RARE_MODES.matter |= frame.fn is None and recorder.tracker.follow_autograd
     flags: Iterator[bool] = iter(())
     if any(proxy.requires_grad for proxy in proxies(given)):
         if grad_enabled:
             flags = iter(_differentiable(recorder, Operation(func, args, kwargs), given, result))
         elif makes_views(func):
-            # under no_grad eager calls a view of what requires grad a leaf that requires grad, if its base does
+            # under no_grad eager treats a view of a tensor that requires grad as a leaf that requires grad, if its base
+            # does
             flags = itertools.repeat(True)
             _note_view_unseen(recorder, args)
     output = _outputs(recorder, result, flags)
@@ -73,7 +74,7 @@ def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:
 
 
 def _generators_known(recorder: Recorder, call: Operation) -> Given:
-    """The arguments with the generators that the trace holds."""
+    """Return the arguments with generators replaced by the trace's own."""
     kwargs, generator, known = call.kwargs, recorder.tape.frame.generator, recorder.known_generator
     if generator is not None and torch.Tag.nondeterministic_seeded in call.func.tags:
         kwargs = kwargs | {"generator": generator}
@@ -81,7 +82,7 @@ def _generators_known(recorder: Recorder, call: Operation) -> Given:
 
 
 def _outputs(recorder: Recorder, result: object, flags: Iterator[bool]) -> Any:
-    """The proxies of what an operator returned, each under a name of its own."""
+    """Return the proxies of an operator's results, each with its own name."""
     names: set[str] = set()
 
     def define(fake: torch.Tensor) -> TensorProxy:
@@ -96,7 +97,7 @@ def _outputs(recorder: Recorder, result: object, flags: Iterator[bool]) -> Any:
 
 
 def leaf_symbol(recorder: Recorder, func: internals.OpOverload) -> Symbol:
-    """The symbol of an overload."""
+    """Return the symbol of an overload."""
     if func is _aten.bernoulli.p and not calls(recorder, "bernoulli"):  # `bernoulli_`
         return DRAW_BERNOULLI
     symbol = symbol_of(func)
@@ -105,14 +106,14 @@ def leaf_symbol(recorder: Recorder, func: internals.OpOverload) -> Symbol:
 
 
 def calls(recorder: Recorder, name: str) -> bool:
-    """Whether the function of PyTorch that the user called goes by that name."""
+    """Check whether the PyTorch function called by the user has this name."""
     fn = recorder.tape.frame.fn
     symbol = symbol_of(fn) if fn is not None else None
     return symbol is not None and name in symbol.name.split(".")
 
 
 def _note_view_unseen(recorder: Recorder, args: tuple[object, ...]) -> None:
-    """A view is made under no_grad, which is a leaf of autograd or not by what it is a view of."""
+    """Note a view created under no_grad: whether it is a leaf of autograd depends on its base."""
     recorder.matters.bases = True
     written = recorder.tracker.writes.memory
     is_written = any(internals.storage_key(fake) in written for fake in tensors_in(args))
@@ -120,7 +121,7 @@ def _note_view_unseen(recorder: Recorder, args: tuple[object, ...]) -> None:
         raise Unsupported(
             f"a view of a tensor that was written to and requires grad is made under no_grad, in {recorder.here()}; "
             "make it in grad mode, or of a clone",
-            splits=False,  # TorchDynamo may take it for what does not require grad
+            splits=False,  # TorchDynamo may treat it as not requiring grad
         )
 
 
@@ -136,7 +137,7 @@ def _refuse_odd_gradient(recorder: Recorder, view: torch.Tensor, viewed: torch.T
 def _differentiable(
     recorder: Recorder, call: Operation, given: Given, result: object
 ) -> tuple[bool, ...]:
-    """Which results of a call require grad, by asking PyTorch's own formula."""
+    """Return which results of a call require grad, according to PyTorch's own formula."""
     func = call.func
     mask = tuple((proxy.requires_grad, proxy.dtype) for proxy in proxies(given))
     key = func, mask, tuple(tensor.dtype for tensor in tensors_in(result))
@@ -144,7 +145,7 @@ def _differentiable(
     if known is not None:
         return known
     if func is _aten.as_strided_scatter.default:
-        # what PyTorch has of it asks for contiguous arguments, and logs that
+        # PyTorch's formula demands contiguous arguments, and logs this
         return (True,)
     flags = iter(mask)
     with recorder.paused(), internals.dispatch_from_top(recorder.tape.dispatch_state):
@@ -154,7 +155,7 @@ def _differentiable(
         leaves[1].pop("generator", None)
         try:
             answers = func(*leaves[0], **leaves[1])
-        except RuntimeError:  # no formula of its own for complex numbers: `slice_scatter`
+        except RuntimeError:  # without a formula for complex numbers: `slice_scatter`
             fakes = [fake.detach() for fake in tensors_in(result)]
             answers = [fake.requires_grad_(_is_inexact(fake)) for fake in fakes]
     flags_out = tuple(tensor.requires_grad for tensor in tensors_in(answers))
@@ -162,13 +163,13 @@ def _differentiable(
 
 
 def _is_inexact(tensor: torch.Tensor) -> bool:
-    """Whether a tensor can require grad."""
+    """Check whether a tensor can require grad."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 @functools.cache
 def makes_views(overload: internals.OpOverload) -> bool:
-    """Whether the outputs of an overload are differentiable views of an argument."""
+    """Check whether the outputs of an overload are differentiable views of an argument."""
     returns = overload._schema.returns
     return overload is not _aten.detach.default and any(
         result.alias_info is not None for result in returns

@@ -1,4 +1,4 @@
-"""Whether what is being compiled on this thread may depend on `torch_private.rare_modes`."""
+"""A flag per thread: whether the current compilation may depend on `torch_private.rare_modes`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 
 class RareModes(threading.local):
-    """One per thread."""
+    """The flag of one thread."""
 
     def __init__(self) -> None:
         self.matter = False

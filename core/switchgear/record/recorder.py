@@ -1,7 +1,7 @@
 """The recorder: state of one capture, as features and grad rules see it.
 
-Every tensor that the function reaches for becomes an input: arguments by position, parameters and buffers by module
-and name, anything else by reference. Calls come in through the `doors`.
+Every tensor that the function uses becomes an input: arguments by position, parameters and buffers by module and name,
+other tensors by reference. Calls come in through the `doors`.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from switchgear.record.values import Values
 
 @dataclass(slots=True)
 class Matters:
-    """Properties of the inputs, other than their metadata, that a trace depends on."""
+    """Properties of the inputs, other than their metadata, on which a trace depends."""
 
-    #: Which are leaves of autograd: gradients are asked for inside, which might flow through an input's history.
+    #: Leaves of autograd: gradients requested inside might flow through an input's history.
     leaves: bool = False
-    #: Whether their bases require grad.
+    #: Bases that require grad.
     bases: bool = False
-    #: Where in their memory they begin.
+    #: Storage offsets.
     offsets: bool = False
 
     def __ior__(self, inner: Matters) -> Matters:
-        """Add those of a capture inside, whose inputs are values here; the trace says where these begin."""
+        """Add the flags of an inner capture, whose inputs are values here; the trace determines their offsets."""
         self.leaves |= inner.leaves
         self.bases |= inner.bases
         return self
@@ -61,12 +61,12 @@ def active_recorder() -> Recorder | None:
 
 
 def active(recorder: Recorder | None) -> contextlib.AbstractContextManager[None]:
-    """Have a recorder at work on this thread, or none."""
+    """Return a context with this recorder, or none, active on this thread."""
     return replaced(_THREAD, "recorder", recorder)
 
 
 def active_line() -> str:
-    """Return the user's line, where a recorder is at work."""
+    """Return the user's line if a recorder is active."""
     return _THREAD.recorder.here() if _THREAD.recorder is not None else ""
 
 
@@ -78,12 +78,12 @@ def _fake_mode(enclosing: Recorder | None) -> internals.FakeMode:
 
 
 class Recorder:
-    """Records a function that runs on wrappers that stand for its tensors.
+    """Recorder of a function that runs on wrappers instead of tensors.
 
     Args:
         names: names of the values of the trace.
-        adopt: makes an input of a tensor from outside that the function uses, by `enter`.
-        module_path: returns the path of the module that is being called.
+        adopt: makes an input of an outside tensor that the function uses, by `enter`.
+        module_path: returns the path of the module being called.
         follow_autograd: whether gradients flow as in eager mode; false for grad rules.
         reads_inputs: whether values and shapes may depend on the data of inputs; None for branches on masks alone.
     """
@@ -115,7 +115,7 @@ class Recorder:
         self.apart: contextlib.AbstractContextManager[None] = (
             contextlib.nullcontext() if self.enclosing is None else self.enclosing.apart
         )
-        #: Packages whose code runs inside and is no part of the function.
+        #: Packages whose code runs inside and is not part of the function.
         self.packages_of_features: tuple[str, ...] = ()
         #: Guards the structure of a module: its submodules, flags and hooks.
         self.enter_module: Callable[[torch.nn.Module], None] = lambda module: None
@@ -142,13 +142,13 @@ class Recorder:
     def recorded(
         self, symbol: Symbol, args: tuple[object, ...], output: TensorProxy, *tags: str
     ) -> torch.Tensor:
-        """Record a call of a symbol of our own, and return the wrapper that stands for its output."""
+        """Record a call of a symbol of this package, and return the wrapper for its output."""
         given = map_tensors(self.adopted, args)
         self.record(symbol, map_tensors(self.tracker.proxy_of, given), output, *tags)
         return self.tracker.wrapper_for(output)
 
     def keep_strides(self, wrapper: torch.Tensor, stride: tuple[int, ...]) -> None:
-        """Note the strides of a tensor that a composite of PyTorch's made and wrote to."""
+        """Note the strides of a tensor that a composite of PyTorch created and wrote to."""
         if active_recorder() is self and not self.tape.is_paused and wrapper not in self.tracker:
             self.tracker.restrided(wrapper, stride, True)
 
@@ -157,7 +157,7 @@ class Recorder:
         return self.states[handler]
 
     def input_of(self, tensor: torch.Tensor) -> RecordedInput | None:
-        """Return the input that a tensor from outside or its wrapper is, or None."""
+        """Return the input for an outside tensor or its wrapper, or None."""
         if not self._is_own(tensor):
             self.adopted(tensor)
         return self.inputs.of(tensor)
@@ -204,14 +204,14 @@ class Recorder:
         return result
 
     def known_generator(self, value: object) -> Any:
-        """Return a value, or the generator among the arguments that it is or stands for."""
-        # a grad rule has those of the trace
+        """Return a value unchanged, or for a generator or its stand-in, the generator among the arguments."""
+        # a grad rule uses the generators of the trace
         if not isinstance(value, torch.Generator) or not self.tracker.follow_autograd:
             return value
         return self.inputs.generator(value, self.here)
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a wrapper, and none of an enclosing recorder's."""
+        """Check whether a tensor is a wrapper of this recorder, not of an enclosing one."""
         if not internals.is_wrapper(tensor):
             return False
         return self.enclosing is None or tensor not in self.enclosing.tracker

@@ -1,5 +1,5 @@
-"""Writes that capture refuses: those that functionalization brings back to a base inexactly or in another order than
-eager's, and those of backward code to what it is handed.
+"""Refused writes: functionalization would copy them back to a base inexactly or in another order than eager, or
+backward code writes to its arguments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from switchgear.record.tracker import Tracker, is_transposed
 from switchgear.torch_private import storage_key
 
 _aten = torch.ops.aten
-#: What brings a write through a view back to its base.
+#: Operators that copy a write through a view back to its base.
 INVERSES = (
     _aten.slice_scatter.default,
     _aten.select_scatter.default,
@@ -29,16 +29,16 @@ INVERSES = (
 
 
 def is_in_place(name: str) -> bool:
-    """Whether a torch-level function of that name writes to its first argument."""
+    """Check whether a torch-level function of this name writes to its first argument."""
     if name.endswith("__"):
         return name.startswith("__i") or name == "__setitem__"
     return name.endswith("_") and name != "requires_grad_"
 
 
 def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
-    """Refuse a tensor that is written to and has several elements in one place, as after `expand()`.
+    """Refuse a written tensor with several elements at one address, as after `expand()`.
 
-    Eager refuses most such writes, and functionalization sums up the elements.
+    Eager refuses most such writes, and functionalization sums the elements.
     """
     repeated = [
         step == 0 and size > 1 for size, step in zip(target.shape, target.stride(), strict=True)
@@ -48,7 +48,7 @@ def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
 
 
 def refuse_detached(operands: object, here: Callable[[], str]) -> None:
-    """Refuse a write of what requires grad to what `.data` or `detach()` gave: eager takes its gradient from there."""
+    """Refuse writing a tensor that requires grad to a result of `.data` or `detach()`: eager reads its grad there."""
     if any(operand.requires_grad for operand in tensors_in(operands)):
         _refuse("of a tensor that requires grad through .data or detach()", here)
 
@@ -56,9 +56,10 @@ def refuse_detached(operands: object, here: Callable[[], str]) -> None:
 def refuse_transposed(
     target: torch.Tensor, operands: object, index: object, seen: bool, here: Callable[[], str]
 ) -> None:
-    """Refuse a write, `seen` by autograd or not, to `target[index]`, a view in another order than its base, or memory.
+    """Refuse a write of or to a tensor that requires grad through a transposed view, `target[index]`.
 
-    Autograd hands on a contiguous gradient, and functionalization one in the order of the view: sums are rounded so.
+    `seen`: autograd sees the write. Autograd passes on a contiguous gradient, functionalization one in the order of the
+    view: sums round differently.
     """
     places = index if isinstance(index, tuple) else (index,)
     left = target.dim() - sum(isinstance(place, int) for place in places)
@@ -80,9 +81,9 @@ def refuse_write(
     differentiable: bool,
     here: Callable[[], str],
 ) -> None:
-    """Refuse an overload that a call dispatches which writes to its first argument, or to `out`.
+    """Refuse an overload dispatched by a call that writes to its first argument, or to `out`.
 
-    `is_new` says whether the call made a fake, `differentiable` whether an argument requires grad.
+    `is_new` tells whether the call created a fake, `differentiable` whether an argument requires grad.
     """
     if func is _aten.unfold_backward.default:
         _refuse("through a view made by unfold()", here)
@@ -90,12 +91,12 @@ def refuse_write(
         func is _aten.as_strided_scatter.default
         and (
             differentiable
-            or not args[0].is_contiguous()  # PyTorch 2.13 asks for it where the base requires grad
+            or not args[0].is_contiguous()  # PyTorch 2.13 needs it if the base requires grad
             or overlaps_itself(args[0].as_strided(*args[2:]))
         )
     ):
         _refuse("through a view made by as_strided()", here)
-    # the base gets the value `base + sum_to(written - base)`, which is rounded
+    # the base would get the value `base + sum_to(written - base)`, which is rounded
     if (
         func is _aten.sub.Tensor
         and isinstance(args[1], torch.Tensor)
@@ -118,7 +119,7 @@ def refuse_write(
     for tensor in tensors_in(args):
         if (
             target is not None
-            and tensor is not target  # its place in memory may be symbolic
+            and tensor is not target  # its address may be symbolic
             and storage_key(tensor) == storage_key(target)
             and overlap_in_part(tensor, target)
         ):
@@ -126,10 +127,10 @@ def refuse_write(
 
 
 def refuse_casts(recorded: Iterable[BoundSymbol], seen: bool, here: Callable[[], str]) -> None:
-    """Refuse an in-place call whose result eager would not cast to the dtype of what is written to.
+    """Refuse an in-place call whose result eager would not cast to the dtype of the written tensor.
 
-    And, where autograd has `seen` it, one with an operand that requires grad, of another dtype than that: autograd sees
-    one call, and computes the operand's gradient in the dtype of what is written to.
+    If autograd has `seen` the call, refuse an operand that requires grad and has another dtype: autograd sees one call,
+    and computes the operand's gradient in the dtype of the written tensor.
     """
     makers: dict[str, BoundSymbol] = {}
     for item in recorded:
@@ -150,7 +151,7 @@ def refuse_casts(recorded: Iterable[BoundSymbol], seen: bool, here: Callable[[],
 def backward_writes_refused(
     tracker: Tracker, tensors: Sequence[torch.Tensor], what: str
 ) -> Iterator[None]:
-    """Raise `Unsupported` if the backward code that is run inside writes to one of the tensors that it is handed."""
+    """Raise `Unsupported` if backward code run inside writes to one of its argument tensors."""
     before = [tracker.proxy_of(tensor) for tensor in tensors]
     yield
     if before != [tracker.proxy_of(tensor) for tensor in tensors]:
@@ -160,7 +161,7 @@ def backward_writes_refused(
 
 
 def _refuse(what: str, here: Callable[[], str]) -> None:
-    # TorchDynamo may take what requires grad by a write for what does not, and leave out a Function's own backward
+    # TorchDynamo may treat a tensor that requires grad by a write as one that does not, and skip a Function's backward
     raise Unsupported(
         f"a write {what}, in {here()}; write to a clone, or make a new tensor", splits=False
     )

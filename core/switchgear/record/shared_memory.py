@@ -1,6 +1,6 @@
-"""Inputs that share memory with one that is written to: views of one base, as they are to eager.
+"""Inputs that share memory with a written input: views of one base, as in eager.
 
-The function is captured again so, and the entry holds for inputs that overlap in that way alone.
+The function is captured again in this form, and the entry holds only for inputs with the same overlap.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from switchgear.record.signature import Base, InputSource, OwnSource, base_of
 
 @dataclass(slots=True)
 class Home:
-    """What inputs of one memory are views of: a tensor, and the wrapper that stands for it once it is an input.
+    """The base of inputs in one memory: a tensor, and the wrapper that stands for it once it is an input.
 
-    `source` is of an input from which the tensor is found again.
+    `source` belongs to an input from which calls find the tensor.
     """
 
     tensor: torch.Tensor
@@ -29,7 +29,7 @@ class Home:
     wrapper: torch.Tensor | None = None
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The wrapper of an input that lives in this memory, made from that of the base; it is recorded."""
+        """Return the wrapper of an input in this memory, recorded as a view of the base's wrapper."""
         assert self.wrapper is not None
         if tensor is self.tensor:
             return self.wrapper
@@ -38,7 +38,7 @@ class Home:
                 "the function writes to memory that inputs share: one is a view that was made with others at once, "
                 "as by chunk() or unbind(), and eager lets nobody use it afterwards; pass it made by narrow()"
             )
-        with torch.enable_grad():  # the mode in which the views were made, as far as autograd tells
+        with torch.enable_grad():  # the mode of the views' creation, as far as autograd tells
             return internals.view_again(tensor, self.wrapper)
 
 
@@ -47,16 +47,16 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def is_view_of_constant(tensor: torch.Tensor) -> bool:
-    """Whether it is a view that requires grad of a base that does not."""
+    """Check whether a tensor is a view that requires grad of a base that does not."""
     return tensor.requires_grad and tensor._base is not None and not tensor._base.requires_grad
 
 
 def sharing(
     tensors: Sequence[torch.Tensor], written: Sequence[int]
 ) -> Iterator[tuple[int, int, bool]]:
-    """The pairs of positions in one storage, the first among `written`, and whether a write to one concerns the other.
+    """Yield pairs of positions in one storage, the first from `written`, and whether a write to one affects the other.
 
-    It does where their memory overlaps, and where autograd gives them one history.
+    It does if their memory overlaps, or if autograd gives them one history.
     """
     if not written or internals.none_share_storage(tensors):
         return
@@ -81,7 +81,7 @@ def _share_a_history(written: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether several elements may be in one place."""
+    """Check whether several elements may have one address."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach and tensor.numel():
@@ -91,7 +91,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def overlap_in_part(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors of one storage have elements in common, and are not the same elements in the same order."""
+    """Check whether two tensors of one storage overlap without being the same elements in the same order."""
     (start, stop), (begin, end) = _extent(left), _extent(right)
     if start >= end or begin >= stop or _layout(left) == _layout(right):
         return False
@@ -101,13 +101,13 @@ def overlap_in_part(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def reaches_outside(view: torch.Tensor, viewed: torch.Tensor) -> bool:
-    """Whether a view of the same dtype has elements that what it was made of has not."""
+    """Check whether a view of the same dtype has elements outside the viewed tensor."""
     with internals.real_dispatch():
         return not torch.isin(_places(view, view.itemsize), _places(viewed, view.itemsize)).all()
 
 
 def _places(tensor: torch.Tensor, unit: int) -> torch.Tensor:
-    """Where the parts of its elements lie, of `unit` bytes each."""
+    """Return the addresses of the parts of its elements, in units of `unit` bytes."""
     parts = tensor.itemsize // unit
     places = torch.arange(parts) + int(tensor.storage_offset()) * parts
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
@@ -124,13 +124,13 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def home_of(inputs: Sequence[tuple[torch.Tensor, InputSource]]) -> Home:
-    """The base of inputs in one memory. Raises `Unsupported` where autograd knows several."""
+    """Return the base of inputs in one memory. Raises `Unsupported` if autograd knows several bases."""
     bases = {id(base): (base, source) for tensor, source in inputs for base in (base_of(tensor),)}
     if len(bases) > 1:
         raise Unsupported(
             "the function writes to an input that shares memory with another, of which autograd knows nothing (as "
             "after .data or detach()); pass a clone of one",
-            splits=False,  # a part that writes to one of them saves the other
+            splits=False,  # a graph that writes to one input saves the other
         )
     ((tensor, source),) = bases.values()
     assert not isinstance(source, Base)

@@ -1,4 +1,4 @@
-"""What a call is made of: the flat leaves of its arguments, of module state, and of what it returns."""
+"""The parts of a call: the flat leaves of its arguments, of module state, and of its return value."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _PYTHON = (
     range,
 )
 _TORCH = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
-#: Objects that a trace is specialised on by identity, and that no call makes again.
+#: Types of objects that a trace is specialised on by identity, and that no call rebuilds.
 _HELD = (torch.Generator, torch.nn.Module)
-#: Python values that a trace is specialised on.
+#: Types of Python values that a trace is specialised on.
 _VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType, *_HELD)
 _LARGEST = 1 << 62
 _ONE = torch.empty(1, dtype=torch.bool, device="cpu")
@@ -46,7 +46,7 @@ class Argument:
 
     @property
     def place(self) -> int:
-        """By what its dimensions are marked."""
+        """The key of its marked dimensions."""
         return self.index
 
     def __str__(self) -> str:
@@ -63,17 +63,17 @@ class ModuleState:
     tied: list[ModuleState] = field(default_factory=list, compare=False)
 
     def is_at(self, other: ModuleState) -> bool:
-        """Whether the other is of the same place."""
+        """Check whether another source is the same place."""
         return self.name == other.name and self.holder() is other.holder()
 
     def fetch(self) -> torch.Tensor | None:
-        """The tensor that is in the module now; None if it is no longer the same in every place that shared it."""
+        """Return the current tensor of the module, or None if the places that shared it now differ."""
         tensor = self._here()
         return tensor if all(other._here() is tensor for other in self.tied) else None
 
     @property
     def slots(self) -> str:
-        """Which of the module's two dictionaries holds it now."""
+        """The dictionary of the module that holds the tensor now."""
         is_parameter = self.name in getattr(self.holder(), "_parameters", ())
         return "_parameters" if is_parameter else "_buffers"
 
@@ -100,14 +100,14 @@ class Closure:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A step from an object to what an attribute of it holds; any other step is to an item."""
+    """A step from an object to the value of an attribute; any other step leads to an item."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A tensor in Python's objects: `steps` lead to it from `owner`, or from the argument that `owner` names."""
+    """A tensor in Python objects: `steps` lead to it from `owner`, or from the argument named by `owner`."""
 
     owner: Any
     steps: tuple[object, ...]
@@ -116,11 +116,11 @@ class Held:
 
     @property
     def place(self) -> str:
-        """By what its dimensions are marked."""
+        """The key of its marked dimensions."""
         return self.path
 
     def fetch(self, argument: object = None) -> Any:
-        """What lies there now, None where nothing does or the places that shared it hold different tensors."""
+        """Return the current value, or None if there is none or the places that shared it now differ."""
         value = self._here(argument)
         return value if all(other._here(argument) is value for other in self.tied) else None
 
@@ -135,46 +135,47 @@ class Held:
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What a tensor is a view of, or itself."""
+    """Return the base of a view, or the tensor itself."""
     return tensor if tensor._base is None else tensor._base
 
 
 class HeldNumber(Held):
-    """A number among the arguments or in Python's objects that has changed between calls, as an input.
+    """An input for a number, among the arguments or in Python objects, that has changed between calls.
 
-    Of an integer that is a tensor of so many elements, of which one is in memory; of a float one that holds it.
+    For an integer n, the input is a tensor of n elements with one element in memory; for a float, a tensor that holds
+    it.
     """
 
     __slots__ = ()
 
     @classmethod
     def argument(cls, index: int) -> HeldNumber:
-        """That of a number which is an argument itself."""
+        """Return the source for a number that is an argument itself."""
         return cls(Argument(index), (), number_place(index))
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is."""
+        """Whether the number is an argument itself."""
         return isinstance(self.owner, Argument) and not self.steps
 
     def fetch(self, argument: Any = None) -> Any:
-        """The tensor that stands for it, None where it is no float, and no integer of 2 or more."""
+        """Return the tensor for the number, or None unless it is a float, or an integer of 2 or more."""
         number = self._here(argument)
         return standing_for(number) if can_vary(number) else None
 
 
 def number_place(index: int) -> str:
-    """By what a number among the flattened arguments is marked as one that varies."""
+    """Return the key that marks a number among the flattened arguments as varying."""
     return f"argument {index}"
 
 
 def can_vary(number: object) -> TypeGuard[int | float]:
-    """Whether it is a number that may be symbolic."""
+    """Check whether a value is a number that may be symbolic."""
     return type(number) is float or (type(number) is int and 1 < number < _LARGEST)
 
 
 def standing_for(number: int | float) -> torch.Tensor:
-    """The input tensor for a number: of so many elements that are one in memory, or of a float."""
+    """Return the input tensor for a number: n elements expanded from one for an integer n, or a float tensor."""
     if isinstance(number, float):
         return torch.tensor(number, dtype=torch.float64, device="cpu")
     return _ONE.expand(number)
@@ -182,12 +183,12 @@ def standing_for(number: int | float) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What the tensor of another source is a view of."""
+    """The base of the tensor from another source."""
 
     of: OwnSource
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The base of a tensor of the source."""
+        """Return the base of a tensor of the source."""
         if internals.forward_mode_active():
             raise Unsupported(
                 "the function writes to memory that inputs share, under forward-mode differentiation: their base is "
@@ -200,7 +201,7 @@ class Base:
 
 
 def tensor_of(source: InputSource, leaves: Sequence[Any]) -> torch.Tensor:
-    """The tensor that an input of a trace stands for, by the flattened arguments of the call.
+    """Return the tensor for an input of a trace, given the flattened arguments of the call.
 
     Raises `Unsupported` if there is none.
     """
@@ -218,7 +219,7 @@ def tensor_of(source: InputSource, leaves: Sequence[Any]) -> torch.Tensor:
 
 
 def follow(value: Any, steps: Iterable[Any]) -> object:
-    """What some steps lead to; raises what `getattr` and the lookup of items do, and adds no default to a dict."""
+    """Return the object after some steps; raise as `getattr` and item lookup do, without adding dict defaults."""
     for step in steps:
         if isinstance(step, Attribute):
             value = getattr(value, step.name)
@@ -229,7 +230,7 @@ def follow(value: Any, steps: Iterable[Any]) -> object:
     return value
 
 
-#: Where a tensor that is no view of another input comes from.
+#: Sources of tensors that are not views of another input.
 OwnSource = Argument | ModuleState | Closure | Held
 InputSource = OwnSource | Base
 
@@ -237,9 +238,9 @@ InputSource = OwnSource | Base
 def flatten_arguments(
     args: tuple[object, ...], kwargs: dict[str, object], whole: bool = False
 ) -> tuple[list[object], Structure]:
-    """The leaves of a call's arguments: tensors, Python values that a trace can be specialised on, and objects.
+    """Return the leaves of a call's arguments: tensors, Python values that a trace is specialised on, and objects.
 
-    `whole`: containers that can be changed are leaves like objects.
+    `whole`: mutable containers are leaves too, like objects.
     """
     try:
         leaves, spec = flatten((args, kwargs), apart=kwargs if whole else None)
@@ -273,23 +274,22 @@ def _is_value(leaf: object) -> bool:
 
 
 def _is_scalar_of_numpy(leaf: object) -> bool:
-    """Whether it is one, which TorchDynamo makes an array of."""
+    """Check whether a leaf is a NumPy scalar; TorchDynamo makes an array of it."""
     return any(
         (kind.__module__, kind.__name__) == ("numpy", "generic") for kind in type(leaf).__mro__
     )
 
 
 def is_bound(leaf: Any) -> bool:
-    """Whether it is a method written in C of some object, which no later call has."""
+    """Check whether a leaf is a method in C bound to an object; no later call has the same."""
     owner = getattr(leaf, "__self__", None) if isinstance(leaf, types.BuiltinMethodType) else None
     return owner is not None and not isinstance(owner, (type, types.ModuleType))
 
 
 def is_object(leaf: object) -> bool:
-    """Whether an argument is looked into by each call: an object of a class written in Python, a container, a function
-    that was defined where another ran."""
+    """Check whether each call inspects an argument: an object of a class in Python, a container, a nested function."""
     if isinstance(leaf, types.FunctionType):
-        return "<" in leaf.__qualname__  # <lambda>, or in the <locals> of another
+        return "<" in leaf.__qualname__  # <lambda>, or in the <locals> of another function
     if type(leaf) is object or isinstance(leaf, (list, dict, set, deque, types.SimpleNamespace)):
         return True
     is_written_in_python = bool(type(leaf).__flags__ & HEAP)
@@ -297,7 +297,7 @@ def is_object(leaf: object) -> bool:
 
 
 def has_attributes(leaf: object) -> bool:
-    """Whether it is a value of a class that a class statement made, or such a class."""
+    """Check whether a leaf is a Python value of a class from a class statement, or a class itself."""
     flags: int = type(leaf).__flags__
     return isinstance(leaf, type) or (isinstance(leaf, _PYTHON) and bool(flags & HEAP))
 
@@ -338,7 +338,7 @@ def check_devices(leaves: list[object]) -> None:
 
 
 def check_returned(leaf: object) -> None:
-    """Refuse a return value that a later call could not make again."""
+    """Refuse a return value that a later call could not rebuild."""
     if _is_value(leaf) and not isinstance(leaf, _HELD) and not is_bound(leaf):
         return
     hint = (
@@ -355,7 +355,7 @@ def check_returned(leaf: object) -> None:
 
 
 def state_of(module: torch.nn.Module, prefix: str = "") -> dict[int, ModuleState]:
-    """Every parameter and buffer of a module by its id; of tied ones the first path counts."""
+    """Return every parameter and buffer of a module by id; a tied tensor has its first path."""
     found: dict[int, ModuleState] = {}
     for path, holder in module.named_modules(prefix=prefix):
         for name, tensor in (*holder._parameters.items(), *holder._buffers.items()):

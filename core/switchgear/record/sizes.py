@@ -1,11 +1,11 @@
-"""Symbolic sizes: numbers of a trace that are not known until it is called, and what a trace takes for granted of them.
+"""Symbolic sizes: numbers of a trace that are unknown until a call, and the constraints on them.
 
-They are PyTorch's `SymInt`s, each a symbol of its own. Whatever Python, PyTorch or a pass decides by them becomes a
-constraint with the user's line, and a call that does not meet the constraints is compiled by itself. Estimates use the
-sizes of the call at hand; nothing that is computed may depend on them. A trace names the symbols in `numbers`, and no
-pass knows of them. Fixed, that is constrained to their value, are sizes that Python takes as integers (`len`,
-`range`), those in floats, in numbers that are returned, and those of a gradient's formula that knows numbers alone. If
-anything else fails, the entry is made without symbols, which `explain` and the `RecompileWarning` say.
+They are PyTorch's `SymInt`s, each a separate symbol. A decision by Python, PyTorch or a pass that depends on a size
+becomes a constraint with the user's line; a call that violates the constraints is compiled separately. Estimates use
+the sizes of the captured call; no computed value may depend on them. A trace names the symbols in `numbers`, and passes
+need not know of them. Some sizes are fixed, that is constrained to their value: sizes that Python takes as integers
+(`len`, `range`), sizes in floats and in returned numbers, and sizes in a gradient formula that accepts numbers alone.
+If anything else fails, the entry is compiled without symbols; `explain` and the `RecompileWarning` say so.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from switchgear.record.structure import flatten
 
 Made = TypeVar("Made")
 Part = TypeVar("Part")
-#: Which dimensions are dynamic: those of every tensor among the arguments, or those named, by parameter.
+#: The dynamic dimensions: of every tensor among the arguments, or by parameter name.
 Dynamic: TypeAlias = bool | Mapping[str, Collection[int]]
-#: The dynamic dimensions of input tensors, by the place among the flattened arguments, or the path in Python's objects.
+#: The dynamic dimensions of input tensors, by place among the flattened arguments, or by path in Python objects.
 Marks: TypeAlias = Mapping[int | str, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the sizes of a call must be, as Python, and where that was decided, if anywhere."""
+    """A condition on the sizes of a call, as Python, and the line that decided it, if any."""
 
     condition: str
     where: str
 
     def holds(self, binding: Mapping[str, object]) -> bool:
-        """Whether it does for these sizes, by name."""
+        """Check the constraint for these sizes, by name."""
         return bool(eval(self.condition, {"torch": torch}, dict(binding)))
 
     def __str__(self) -> str:
@@ -54,9 +54,9 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Computed:
-    """A value that constants and sizes alone decide, and that has to be the one that it was: `need` says who asked.
+    """A value computed from constants and sizes that must equal the captured value; `need` names the reader.
 
-    The masks of transformers' models read such: whether `arange(s0)` has a gap, which it has for no size.
+    The masks of transformers' models read such a value: whether `arange(s0)` has a gap, which is false for every size.
     """
 
     holds: Callable[[Mapping[str, int]], bool]
@@ -67,38 +67,38 @@ class Computed:
 
 
 class Sizes:
-    """The symbolic sizes of one capture. `here` tells the user's line, where one is at work."""
+    """The symbolic sizes of one capture. `here` returns the user's line during a capture."""
 
     def __init__(self, here: Callable[[], str] = str, marks: Marks = MappingProxyType({})) -> None:
         self.marks = marks
         self._here = here
         self.numbers: list[NumberProxy] = []
-        #: The symbolic numbers that these are, by name.
+        #: The symbolic numbers of `numbers`, by name.
         self.symbols: dict[str, torch.SymInt] = {}
-        #: The templates of derived rules, which hold these sizes.
+        #: The templates of derived rules with these sizes.
         self.templates: dict[Any, Any] = {}
         self.is_narrowed = False
-        #: Whether an integer among the arguments is one of them.
+        #: Whether an integer among the arguments is symbolic.
         self.has_arguments = False
-        #: Whether a float is an input in its place.
+        #: Whether a float is replaced by an input.
         self.has_floats = False
         self.computed: list[Computed] = []
         self._strides: list[tuple[str, int, torch.SymInt]] = []
         self._constraints: tuple[Constraint, ...] = ()
-        #: The sizes of a call's input tensors, in the order of `numbers`; known once the trace is.
+        #: Function that measures the sizes of a call's input tensors, in the order of `numbers`; set by `close`.
         self.measure: Callable[[Sequence[torch.Tensor]], tuple[int, ...]]
 
     @functools.cached_property
     def env(self) -> object:
-        """PyTorch's environment, which takes a while to import, and which floats need not."""
+        """PyTorch's environment for symbols; floats do not need it, and its import is slow."""
         return internals.new_shape_env(self._here)
 
     def layout(
         self, name: str, tensor: torch.Tensor, dims: frozenset[int]
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Sizes and strides of the input called `name`, those of `dims` symbolic, but for 0 and 1.
+        """Return sizes and strides of the input `name`, with symbolic `dims`, except for sizes 0 and 1.
 
-        Strides go with the sizes; what does not is symbolic where `~dim` is in `dims`.
+        Strides follow from the sizes; a stride that does not is symbolic if `~dim` is in `dims`.
         """
         shape: list[Any] = list(tensor.shape)
         for dim in sorted(dims):
@@ -124,7 +124,7 @@ class Sizes:
         return size
 
     def close(self, inputs: Sequence[TensorProxy]) -> None:
-        """Nothing more is decided by these sizes: what was is what calls are held to."""
+        """Close the environment: the decisions so far become the constraints on calls."""
         place = {proxy.name: index for index, proxy in enumerate(inputs)}
         found = [Constraint(f"2 <= {number.name}", "0/1 specialisation") for number in self.numbers]
         found += [Constraint(*decided) for decided in internals.decided(self.env)]
@@ -135,18 +135,18 @@ class Sizes:
         self.measure = _measuring(self.numbers, place)
 
     def is_decided(self, number: NumberProxy) -> bool:
-        """Whether a size has to be what it is in the call at hand."""
+        """Check whether a size is fixed to its value in the captured call."""
         return not internals.names_in(self.symbols[number.name])
 
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Raise `Unsupported` unless the call that all was decided for meets the constraints."""
+        """Raise `Unsupported` unless the captured call meets the constraints."""
         if (found := self.violated(inputs)) is not None:
             raise Unsupported(f"the call at hand does not meet {found}")
 
     def compile_more(
         self, make: Callable[[], Made]
     ) -> tuple[Made, tuple[Constraint | Computed, ...]]:
-        """What is made later on for the same entry, and what its sizes must be beyond the constraints."""
+        """Return the result of `make`, run later for the same entry, and the additional constraints on its sizes."""
         start, known = internals.guard_count(self.env), len(self.computed)
         change = Change(internals.set_closed, self.env, True)
         try:
@@ -158,16 +158,16 @@ class Sizes:
         finally:
             change.undo()
             del self.computed[known:]
-            # from now on it takes for granted what is true of some calls alone
+            # the entry now assumes conditions that hold for some calls alone
             self.is_narrowed = self.is_narrowed or internals.guard_count(self.env) > start
 
     @property
     def constraints(self) -> tuple[Constraint | Computed, ...]:
-        """What the sizes of a call must be."""
+        """The conditions on the sizes of a call."""
         return (*self._constraints, *self.computed)
 
     def fits(self) -> Callable[[Sequence[torch.Tensor]], bool]:
-        """Whether the input tensors of a call meet the constraints."""
+        """Return a function that checks the constraints for the input tensors of a call."""
         names = "".join([f"{number.name}, " for number in self.numbers])
         condition = " and ".join([f"({constraint.condition})" for constraint in self._constraints])
         scope: dict[str, Any] = {
@@ -186,7 +186,7 @@ class Sizes:
         return all(computed.holds(binding) for computed in self.computed)
 
     def violated(self, inputs: Sequence[torch.Tensor]) -> Constraint | Computed | None:
-        """The first constraint that the input tensors of a call do not meet."""
+        """Return the first constraint violated by the input tensors of a call."""
         binding = self.binding(self.measure(inputs))
         scope = {**binding, "input": inputs}
         for one in self._constraints:
@@ -195,7 +195,7 @@ class Sizes:
         return next((one for one in self.computed if not one.holds(binding)), None)
 
     def binding(self, values: Sequence[int]) -> dict[str, int]:
-        """What `measure` gave, by name."""
+        """Return the values from `measure` by name."""
         return {number.name: value for number, value in zip(self.numbers, values, strict=True)}
 
 
@@ -217,26 +217,26 @@ _THREAD = _Thread()
 
 
 def active_sizes() -> Sizes | None:
-    """The symbolic sizes of what is captured or compiled on this thread, if it has any."""
+    """Return the symbolic sizes of the capture or compilation on this thread, or None."""
     return _THREAD.sizes
 
 
 @contextlib.contextmanager
 def symbolic(sizes: Sizes | None) -> Iterator[None]:
-    """What is captured and compiled inside may have these sizes."""
+    """Return a context in which captures and compilations use these sizes."""
     with replaced(_THREAD, "sizes", sizes):
         yield
 
 
 def python(number: object) -> str:
-    """A symbolic number as Python, by the names of sizes."""
+    """Return a symbolic number as Python source over the names of sizes."""
     return internals.python_of_number(number)
 
 
 def settled(value: object) -> Any:
-    """Arguments of a call, without symbolic numbers that a trace does not hold: truth values, and floats.
+    """Return arguments of a call without symbolic numbers that a trace does not hold: truth values and floats.
 
-    An expression of floats may be written in another order than Python computed it, and round otherwise.
+    An expression of floats might be written in another order than Python computed it, and be rounded differently.
     """
     return map_numbers(
         lambda number: number if isinstance(number, torch.SymInt) else _decide(number), value
@@ -244,24 +244,24 @@ def settled(value: object) -> Any:
 
 
 def map_numbers(function: Callable[[object], object], value: object) -> Any:
-    """`value` with every symbolic number in its nest of tuples, lists, dicts and slices replaced."""
+    """Return `value` with every symbolic number replaced, in nested tuples, lists, dicts and slices."""
     return map_instances(internals.SYMBOLIC, function, value)
 
 
 def has_numbers(value: object) -> bool:
-    """Whether there is a symbolic number in a nest of tuples, lists, dicts and slices."""
+    """Check whether nested tuples, lists, dicts and slices contain a symbolic number."""
     return bool(instances_in(internals.SYMBOLIC, value))
 
 
 def depends_on_sizes(item: BoundSymbol) -> bool:
-    """Whether a symbolic size is among the arguments of a call or in the layout of what it reads or makes."""
+    """Check whether a symbolic size occurs in the arguments of a call, or in the layouts of its inputs and outputs."""
     if active_sizes() is None:
         return False
     return is_symbolic(*item.inputs, *item.outputs) or has_numbers((item.args, dict(item.kwargs)))
 
 
 def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
-    """The symbolic sizes that calls depend on, in the order of the trace's, as numbers of a part of it."""
+    """Return the symbolic sizes used by calls, in the order of the trace, as numbers of a part of the trace."""
     sizes = active_sizes()
     if sizes is None:
         return {}
@@ -274,7 +274,7 @@ def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
 
 
 def concrete(value: object, binding: Mapping[str, int]) -> Any:
-    """A part of a trace, or of what hangs together with one, for calls whose sizes are these."""
+    """Return a part of a trace, or of a related value, with these sizes substituted."""
 
     @functools.cache
     def evaluated(text: str) -> object:
@@ -286,12 +286,12 @@ def concrete(value: object, binding: Mapping[str, int]) -> Any:
 
 
 def _decide(number: object) -> Any:
-    """A symbolic number as it is in the call at hand, to which other calls are held from now on."""
+    """Return a symbolic number's value in the captured call; other calls must have the same value from now on."""
     return bool(number) if isinstance(number, torch.SymBool) else internals.decide_all(number)
 
 
 def fixed(value: Part) -> Part:
-    """A part of a trace with the sizes of the call at hand, to which other calls are held from now on."""
+    """Return a part of a trace with the sizes of the captured call; other calls must have the same from now on."""
     return _with_numbers(_decide, value)  # type: ignore[no-any-return]
 
 
@@ -334,7 +334,7 @@ def marked(
     kwargs: dict[str, object],
     leaves: list[object],
 ) -> Marks:
-    """The dynamic dimensions of the tensors in a call."""
+    """Return the dynamic dimensions of the tensors in a call."""
     places = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if isinstance(dynamic, bool) or signature is None:
         return {index: frozenset(range(leaf.dim())) for index, leaf in places if leaf.dim()}
@@ -356,7 +356,7 @@ def marked(
 
 
 def check_dynamic(dynamic: object, function: Callable[..., object]) -> inspect.Signature | None:
-    """The signature of a function whose parameters `dynamic` names, if it does; `InvalidInput` if one is none."""
+    """Return the signature of a function if `dynamic` names parameters; raise `InvalidInput` for an unknown name."""
     if not isinstance(dynamic, Mapping):
         return None
     signature = inspect.signature(function)
@@ -371,7 +371,7 @@ def check_dynamic(dynamic: object, function: Callable[..., object]) -> inspect.S
 
 
 def is_dynamic(value: object) -> bool:
-    """Check whether a value says which sizes are dynamic, as the option of `jit` does."""
+    """Check whether a value is valid as the option `dynamic` of `jit`."""
     if not isinstance(value, Mapping):
         return value is None or isinstance(value, bool)
     return all(map(_is_marking, value, value.values()))

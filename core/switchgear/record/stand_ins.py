@@ -1,7 +1,7 @@
-"""What may be asked of the stand-ins for tensors: they have no memory, and whatever would read it is refused.
+"""Stand-ins for tensors and calls allowed on them: stand-ins have no memory, and calls that read memory are refused.
 
-PyTorch raises where C asks for the address of a stand-in (`torch_private.hide_memory`). Here such an error becomes a
-refusal with the user's line. A call that returns something else than tensors is refused, too, unless it is known.
+PyTorch raises where C asks for the address of a stand-in (`torch_private.hide_memory`). This module turns such an error
+into a refusal with the user's line. An unknown call that returns values other than tensors is refused, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.overrides import resolve_name
 from switchgear.errors import Unsupported
 from switchgear.record.call import Call
 
-#: Calls that return numbers or text which the layout of a stand-in decides, or an operator that capture answers.
+#: Calls that return numbers or text determined by the layout of a stand-in, or by an operator that capture answers.
 _KNOWN_NAMES = """
     __array_priority__ __bool__ __complex__ __contains__ __dlpack_device__ __float__ __index__ __int__ __iter__ __len__
     __long__ __nonzero__ allclose dense_dim dim element_size equal get_device has_names is_coalesced is_complex is_conj
@@ -36,17 +36,17 @@ _FUNCTIONS = (
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType),
     *(types.MethodWrapperType, types.WrapperDescriptorType),
 )
-#: Refused before they run: they warn, of which eager is to tell the user.
+#: Functions refused before they run: they warn, and only eager should show the warning.
 _WARN = frozenset({"storage", "storage_type"})
-#: What PyTorch says where something asks for the memory of a stand-in.
+#: Messages of PyTorch when code asks for the memory of a stand-in.
 _MEMORY_MISSING = ("Cannot access data pointer of Tensor", "on an invalid python storage")
 _OWN_FILES = str(Path(__file__).parent.parent)
 
 
 def run(function: Callable[..., object], call: Call, here: Callable[[], str]) -> Any:
-    """Return what a call gives on stand-ins, by way of `function`.
+    """Return the result of a call on stand-ins, made through `function`.
 
-    Raises `Unsupported`, with the user's line that `here` tells, where that needs their memory or is not known.
+    Raises `Unsupported`, with the user's line from `here`, if the call needs memory or is unknown.
     """
     kind = _kind(call.fn)
     if kind is _Kind.WARNS:
@@ -65,12 +65,12 @@ def run(function: Callable[..., object], call: Call, here: Callable[[], str]) ->
 
 
 def reads_memory(error: Exception) -> bool:
-    """Whether PyTorch raised it because something asked for the memory of a stand-in."""
+    """Check whether PyTorch raised an error because code asked for the memory of a stand-in."""
     return any(text in str(error) for text in _MEMORY_MISSING)
 
 
 def asker() -> str:
-    """The file that calls PyTorch, which is a file of this package where capture itself asks."""
+    """Return the file that calls PyTorch; a file of this package if capture itself asks."""
     frame = sys._getframe(1)
     while frame.f_code.co_name != "__torch_function__" and frame.f_back is not None:
         frame = frame.f_back
@@ -89,7 +89,7 @@ class _Kind(enum.Enum):
 
 @functools.cache
 def _kind(function: Any) -> _Kind:
-    """Whether its results hold no data, or it is no function of PyTorch's, so that the calls that it makes are seen."""
+    """Return `KNOWN` if results hold no data, or if the function is not PyTorch's, so that its own calls are seen."""
     module = getattr(function, "__module__", None) or "torch"
     if not isinstance(function, _FUNCTIONS) or module.partition(".")[0] != "torch":
         return _Kind.KNOWN
@@ -99,7 +99,7 @@ def _kind(function: Any) -> _Kind:
 
 
 def _name(function: Any) -> str:
-    """The name of a function, or of the attribute that it reads."""
+    """Return the name of a function, or of the attribute that it reads."""
     if isinstance(function, types.MethodWrapperType):  # `__get__` of a descriptor or a property
         attribute: Any = function.__self__
         function = getattr(attribute, "fget", attribute)

@@ -1,4 +1,4 @@
-"""The nesting of arguments and return values: PyTorch's pytrees, and dataclasses that nobody registered there."""
+"""The nesting of arguments and return values: PyTorch's pytrees, and unregistered dataclasses."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from switchgear.record.guards import value_key
 from switchgear.source_text import attribute
 from switchgear.torch_private import pytree
 
-#: The names of a call's arguments, of which the types are known.
+#: The names of a call's arguments, whose types are known.
 _CALL = ("args", "kwargs")
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A pytree whose leaves at the positions in `records` are dataclass instances, flattened in their turn."""
+    """A pytree in which the leaves at the positions in `records` are dataclass instances, flattened in turn."""
 
     spec: pytree.TreeSpec
     records: tuple[tuple[int, type, tuple[str, ...], Structure], ...] = ()
 
     @property
     def is_leaf(self) -> bool:
-        """Whether there is no nesting at all."""
+        """Whether there is no nesting."""
         return self.spec.is_leaf() and not self.records
 
     def unflatten(self, leaves: list[object]) -> Any:
-        """The nested value with these leaves."""
+        """Return the nested value with these leaves."""
         if self.records:
             leaves = list(leaves)
         for index, kind, names, inner in self.records:
@@ -41,14 +41,14 @@ class Structure:
         return pytree.tree_unflatten(leaves, self.spec)
 
     def expression(self, leaves: Iterable[str]) -> str | None:
-        """Python for the nested value, given that for each leaf; None for what is more than tuples, lists and dicts."""
+        """Return Python source of the nested value, given source of its leaves; None beyond tuples, lists and dicts."""
         return None if self.records else _expression(self.spec, iter(leaves))
 
     def taking_apart(self, scope: dict[str, object]) -> list[str]:
-        """Statements that take the `args` and `kwargs` of a call apart, its leaves named `a0`, `a1`, ...
+        """Return statements that flatten the `args` and `kwargs` of a call into leaves named `a0`, `a1`, ...
 
-        They return `miss` if the structure is another. What they refer to is entered into `scope`. They raise KeyError
-        for a class that is no longer registered.
+        The statements return `miss` if the structure differs. Objects that they use are added to `scope`. They raise
+        KeyError for a class that is no longer registered.
         """
         lines: list[str] = []
         _take_parts(self, _CALL, (f"a{number}" for number in count()), scope, lines)
@@ -56,7 +56,7 @@ class Structure:
 
     @property
     def num_leaves(self) -> int:
-        """How many leaves there are in all."""
+        """The number of leaves in total."""
         return self.spec.num_leaves + sum(inner.num_leaves - 1 for _, _, _, inner in self.records)
 
 
@@ -114,7 +114,7 @@ def _take_parts(
 def _open(
     spec: pytree.TreeSpec, name: str, scope: dict[str, object], lines: list[str]
 ) -> list[str]:
-    """The names of the children of a container, and in `lines` what compares it and names them."""
+    """Return the names of a container's children; append statements that compare and unpack it to `lines`."""
     kind, size = spec.type, spec.num_children
     parts = [f"{name}_{index}" for index in range(size)]
     targets = "".join([f"{part}, " for part in parts])
@@ -123,13 +123,13 @@ def _open(
             name in _CALL :
         ]
         if kind is dict and size:
-            # in their order, which a function can see
+            # in order, because a function can see the order
             different.append(f"[*{name}] != {spec.context!r}")
             if name not in _CALL:  # a key of another class may be equal
                 different.append(f"{{*map(type, {name})}} != {{str}}")
         opened = f"{name}.values()" if kind is dict else name
     else:
-        # of named tuples pytree knows one kind, and the class is the context
+        # pytree has a single node type for named tuples, with the class as context
         scope[f"type_{name}"] = spec.context if kind is namedtuple else kind
         scope |= {
             "registered": pytree.SUPPORTED_NODES,
@@ -159,10 +159,10 @@ def _open(
 def flatten(
     value: object, *, objects: bool = False, apart: object = None
 ) -> tuple[list[Any], Structure]:
-    """The leaves of a nested value, and its structure.
+    """Return the leaves of a nested value, and its structure.
 
-    With `objects`, an object that is nothing but its `__dict__` is opened like a dataclass (the caches of
-    transformers). Where `apart` is given, every other part with an identity is a leaf.
+    With `objects`, an object with no state but its `__dict__` is flattened like a dataclass (caches of transformers).
+    With `apart`, every other part with an identity is a leaf.
     """
 
     def is_leaf(part: object) -> bool:
@@ -187,7 +187,7 @@ def flatten(
 
 
 def _is_size(value: object) -> bool:
-    # PyTorch's pytree takes it apart, and makes a tuple of the parts
+    # PyTorch's pytree would flatten a Size and rebuild it as a tuple
     return isinstance(value, torch.Size)
 
 
@@ -196,14 +196,14 @@ def _fields(record: Any) -> tuple[str, ...]:
 
 
 def _is_record(leaf: object) -> bool:
-    """Whether it is a dataclass with no other attributes than its fields."""
+    """Check whether a leaf is a dataclass instance without attributes other than its fields."""
     if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
         return False
     return getattr(leaf, "__dict__", {}).keys() <= leaf.__dataclass_fields__.keys()
 
 
 def containers_in(value: object) -> Iterator[object]:
-    """The lists, dicts, sets, deques and objects of a nested value that are taken apart, tuples aside."""
+    """Yield the flattened lists, dicts, sets, deques and objects of a nested value, without tuples."""
     pending, seen = [value], dict[int, object]()
     while pending:
         part = pending.pop()
@@ -223,7 +223,7 @@ def containers_in(value: object) -> Iterator[object]:
 
 
 def _has_identity(part: object) -> bool:
-    """Whether it matters which of two equal containers it is."""
+    """Check whether the identity of a container matters among equal containers."""
     kind = type(part)
     is_node = kind in pytree.SUPPORTED_NODES or dataclasses.is_dataclass(kind)
     is_container = is_node or issubclass(kind, (list, dict, set, deque))

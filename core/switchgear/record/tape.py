@@ -1,4 +1,4 @@
-"""The tape: the lines recorded so far, by the calls that are open, and where the user is."""
+"""The tape: the lines recorded so far, grouped by open calls, and the current user line."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from switchgear.record.user_code import is_own_file, user_frame
 
 
 class Tape:
-    """What is recorded. `module_path` tells the path of the module being called."""
+    """The recorded lines. `module_path` returns the path of the module being called."""
 
     def __init__(self, names: Names, module_path: Callable[[], str]) -> None:
         self.names = names
         self.constants: dict[str, torch.Tensor] = {}
-        #: The calls that are open, the innermost last; the first holds what is recorded outside of any.
+        #: The open calls, the innermost last; the first holds lines recorded outside any call.
         self.frames = [Call(None)]
-        #: What every line is tagged with, and where it says that it comes from, if not from the user's line.
+        #: Tags of every line, and the source of every line, if not the user's line.
         self.tags: frozenset[str] = frozenset()
         self.fixed_source: Source | None = None
-        #: More tags of an operator, by `(overload, args, kwargs, result)`.
+        #: Additional tags of an operator, by `(overload, args, kwargs, result)`.
         self.tags_of: Callable[..., frozenset[str]] | None = None
-        #: Where PyTorch dispatches to from calls that are recorded.
+        #: The dispatch state of PyTorch for recorded calls.
         self.dispatch_state: tuple[object, object] = (None, None)
         self._module_path = module_path
-        #: The names of the user's `record_function` blocks that are open.
+        #: The names of the user's open `record_function` blocks.
         self.ranges: tuple[str, ...] = ()
-        #: The code that calls the captured function: the user's calls of interest lie below it.
+        #: The code that calls the captured function: the user's relevant calls lie below it.
         self.root: types.CodeType | None = None
-        #: Calls and what they are as sources, by the identity of code, which the calls keep alive.
+        #: Calls and their sources, by identity of code; the calls keep the code alive.
         self._call_chains: dict[object, tuple[object, tuple[Source, ...]]] = {}
         #: Whether calls pass unrecorded.
         self.is_paused = False
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let what runs inside pass unrecorded."""
+        """Return a context in which calls pass unrecorded."""
         outer, self.is_paused = self.is_paused, True
         try:
             yield
@@ -51,17 +51,17 @@ class Tape:
 
     @property
     def frame(self) -> Call:
-        """The innermost call that is open."""
+        """The innermost open call."""
         return self.frames[-1]
 
     @property
     def lines(self) -> list[BoundSymbol]:
-        """What is recorded of that call."""
+        """The lines recorded in the innermost open call."""
         return self.frames[-1].lines
 
     @contextlib.contextmanager
     def framed(self, call: Call) -> Iterator[None]:
-        """Record what runs inside as the parts of a call."""
+        """Return a context that records lines as the parts of a call."""
         self.frames.append(call)
         try:
             yield
@@ -69,11 +69,11 @@ class Tape:
             self.frames.pop()
 
     def tagged(self, tag: str) -> contextlib.AbstractContextManager[None]:
-        """Give what is recorded inside a tag."""
+        """Return a context that tags recorded lines."""
         return replaced(self, "tags", self.tags | {tag})
 
     def take(self) -> tuple[BoundSymbol, ...]:
-        """The lines recorded outside of any call that is open, since the last call of `take`."""
+        """Return the lines recorded outside any open call since the last call of `take`."""
         lines, self.frames[0].lines = tuple(self.frames[0].lines), []
         return lines
 
@@ -83,7 +83,7 @@ class Tape:
         self.lines.append(BoundSymbol(symbol, args, {}, output, source=source, tags=tagged))
 
     def source(self) -> Source | None:
-        """Where the user is."""
+        """Return the current source in the user's code."""
         if self.fixed_source is not None:
             return self.fixed_source
         frame, _ = user_frame()
@@ -94,26 +94,26 @@ class Tape:
         return Source(code.co_filename, frame.f_lineno, module, code.co_name, callers, ranges)
 
     def _callers(self, callee: types.FrameType) -> tuple[Source, ...]:
-        """The user's calls above a frame, up to the call of the captured function."""
+        """Return the user's calls above a frame, up to the call of the captured function."""
         calls: list[tuple[types.CodeType, int]] = []
         frame = None if callee.f_code is self.root else callee.f_back
         while frame is not None and frame.f_code is not self.root:
             if not is_own_file(frame.f_code.co_filename):
                 calls.append((frame.f_code, frame.f_lasti))
             frame = frame.f_back
-        # code is hashed by its content, which takes long
+        # hashing code by content is slow
         key = tuple([(id(code), place) for code, place in calls])
         if key not in self._call_chains:
             self._call_chains[key] = calls, tuple([_source(*call) for call in calls])
         return self._call_chains[key][1]
 
     def here(self) -> str:
-        """The user's line, for messages."""
+        """Return the user's line, for messages."""
         source = self.source()
         return f"{source.file}:{source.line}" if source else "the jitted function"
 
 
 def _source(code: types.CodeType, place: int) -> Source:
-    """The line of an instruction."""
+    """Return the source line of an instruction."""
     lines = (line for begin, end, line in code.co_lines() if begin <= place < end)
     return Source(code.co_filename, next(lines, None) or 0, function=code.co_name)

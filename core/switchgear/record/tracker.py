@@ -1,7 +1,7 @@
-"""Tracking: what each wrapper of a program under capture stands for, and the writes that autograd did not see.
+"""Tracking: the value that each wrapper under capture stands for, and writes unseen by autograd.
 
-Such a write to an input (`no_grad`, `detach()`, `.data`) is the symbol `set_value(old, new)`: the value of `new`, the
-history of `old`. It is found by comparing value and `grad_fn` of every tensor in every call. What autograd says of
+Such a write to an input (`no_grad`, `detach()`, `.data`) becomes the symbol `set_value(old, new)`: the value of `new`,
+the history of `old`. The tracker finds it by comparing value and `grad_fn` of every tensor in every call. Autograd's
 `requires_grad` is compared with the trace's own; a disagreement is an error.
 """
 
@@ -24,9 +24,9 @@ DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
 
 
 class Tracker(Wrappers):
-    """Brings the trace, and what is known of each wrapper, up to date.
+    """Tracker that brings the trace, and the known state of each wrapper, up to date.
 
-    `follow_autograd`: find writes that autograd did not see, and compare its requires_grad with the trace's own.
+    `follow_autograd`: detect writes unseen by autograd, and compare its requires_grad with the trace's own.
     """
 
     def __init__(self, tape: Tape, values: Values, inputs: Inputs, follow_autograd: bool) -> None:
@@ -35,14 +35,14 @@ class Tracker(Wrappers):
         self.follow_autograd = follow_autograd
 
     def proxy_of(self, tensor: torch.Tensor) -> TensorProxy:
-        """The proxy of what a wrapper stands for now."""
+        """Return the proxy of a wrapper's current value."""
         self.reconcile(tensor)
         return self.values.proxy_of(internals.unwrap(tensor))
 
     def wrapper_for(
         self, proxy: TensorProxy, *, leaf: bool = True, autograd: bool = False
     ) -> torch.Tensor:
-        """A wrapper that stands for `proxy`; under `autograd` it requires grad if the proxy does."""
+        """Return a wrapper that stands for `proxy`; under `autograd` it requires grad if the proxy does."""
         with self._tape.paused(), internals.DisableTorchFunction():
             wrapper = internals.wrap(self.values.fake_of(proxy))
             if autograd and proxy.requires_grad:
@@ -60,23 +60,23 @@ class Tracker(Wrappers):
                 self.reconcile(tracked.wrapper)
 
     def reconcile_bases(self, written: torch.Tensor) -> None:
-        """After a write, set the value of every other autograd base that shares the storage."""
+        """Set the value of every other autograd base that shares the storage, after a write."""
         for tracked in tuple(self.bases.get(internals.storage_key(written), ())):
             self.reconcile(tracked.wrapper)
 
     def make_again(self, view: torch.Tensor, base: torch.Tensor) -> None:
-        """Let a wrapper stand for the view that it is, made again of its base, which is about to be written to."""
+        """Recreate a view from its base, which is about to be written to."""
         self.rebind(base, self.fake_of(base), aliases=True)
         self._tracked[id(view)].fake = self.fake_of(view)
 
     def track(self, wrapper: torch.Tensor) -> None:
-        """Take note of a wrapper that has not been seen before."""
+        """Start tracking a wrapper."""
         internals.hide_memory(wrapper)
         first = internals.unwrap(wrapper, synchronise=False)
         fake = internals.unwrap(wrapper)
         if self.follow_autograd:
             if first is not fake and first in self.values and _share_memory(first, fake):
-                # a view made after a write to its base was at once made again, of the base and not of another view
+                # a view made after a write to its base was recreated at once, from the base and not from another view
                 internals.rebind(wrapper, first, aliases=False)
                 fake = first
             proxy = self.values.proxy_of(fake)
@@ -96,7 +96,7 @@ class Tracker(Wrappers):
             self.bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
 
     def reconcile(self, wrapper: torch.Tensor, *, is_used: bool = False) -> None:
-        """Bring the trace up to date with writes to a wrapper since it was last seen, before it is used or after."""
+        """Bring the trace up to date with writes to a wrapper since it was last seen, before or after a use."""
         tracked = self._tracked.get(id(wrapper))
         if tracked is None:
             self.track(wrapper)
@@ -112,14 +112,14 @@ class Tracker(Wrappers):
             self._follow(tracked, fake)
 
     def _kept_history(self, tracked: Tracked, fake: torch.Tensor) -> torch.Tensor:
-        """What a wrapper of a grad rule stands for after a write that left `fake` in it: seen by autograd or not."""
+        """Return the fake of a wrapper in a grad rule after a write of `fake`, seen by autograd or not."""
         old, new = self.values.proxy_of(tracked.fake), self.values.proxy_of(fake)
         if not old.requires_grad or new.requires_grad or old.shape != new.shape:
             return fake
         return self._record_alias(tracked.wrapper, SET_VALUE, (old, new), tracked.is_base)
 
     def _follow(self, tracked: Tracked, fake: torch.Tensor) -> None:
-        """Let a wrapper stand for `fake` from now on, with the history that autograd gives it."""
+        """Make a wrapper stand for `fake` from now on, with the history from autograd."""
         wrapper, entry = tracked.wrapper, self._inputs.of(tracked.wrapper)
         old = self.values.proxy_of(tracked.fake)
         written = not _share_memory(fake, tracked.fake)
@@ -127,7 +127,7 @@ class Tracker(Wrappers):
             fake = self._note_write(tracked, old, fake)
         new = self.values.proxy_of(fake)
         history = history_of(wrapper)
-        # a view that is written to gets a new history, also where autograd did not see the write
+        # a written view gets a new history, even if autograd did not see the write
         lost = wrapper.requires_grad and not new.requires_grad
         unseen = new is not old and (lost or same_history(history, tracked.history))
         begins = new is old and has_no_past(wrapper) and entry is None
@@ -149,9 +149,9 @@ class Tracker(Wrappers):
             self._outdate_views(wrapper)
 
     def _refuse_transposed(self, tracked: Tracked, fake: torch.Tensor) -> None:
-        """Refuse a view whose dimensions are in another order, of what was written to since.
+        """Refuse a transposed view of a tensor that was written to later.
 
-        Autograd goes back through its strides then: gradients lie otherwise in memory, and sums of them are rounded so.
+        Autograd would go back through its strides: gradients have another layout in memory, and sums round differently.
         """
         if is_transposed(fake) and tracked.wrapper.requires_grad and not tracked.is_base:
             raise Unsupported(
@@ -160,12 +160,12 @@ class Tracker(Wrappers):
             )
 
     def _note_write(self, tracked: Tracked, old: TensorProxy, fake: torch.Tensor) -> torch.Tensor:
-        """What a wrapper stands for after a write that left `fake` in it: of the strides and bits that it had."""
+        """Return the fake of a wrapper after a write of `fake`, with the former strides and bits."""
         wrapper, new = tracked.wrapper, self.values.proxy_of(fake)
         with internals.DisableTorchFunction():
             bits = new.is_conj > wrapper.is_conj() or new.is_neg > wrapper.is_neg()
         if new.shape == old.shape and (new.stride != old.stride or bits):
-            # a write keeps strides and bits, the functional operator in its place need not
+            # a write keeps strides and bits; the functional operator may not
             fake = self.restrided(wrapper, old.stride, tracked.is_base)
         self.writes.memory.add(internals.storage_key(fake))
         self.writes.remakes_views = True
@@ -182,13 +182,13 @@ class Tracker(Wrappers):
         new: TensorProxy,
         written: bool,
     ) -> torch.Tensor:
-        """Record that an input that requires grad has another value, which autograd did not see."""
+        """Record a write, unseen by autograd, to an input that requires grad."""
         wrapper, here = tracked.wrapper, self._tape.here
         if new.shape != old.shape:
             raise Unsupported(
                 f"in {here()} the sizes of a tensor that requires grad ({old.name}) are changed in "
                 "place where autograd does not see it; make a view instead",
-                splits=False,  # TorchDynamo goes on with the sizes of before
+                splits=False,  # TorchDynamo would continue with the old sizes
             )
         if entry is None:
             raise Unsupported(
@@ -208,7 +208,7 @@ class Tracker(Wrappers):
         return fake
 
     def _compare(self, fake: torch.Tensor, wrapper: torch.Tensor) -> None:
-        """Raise where autograd and the trace disagree."""
+        """Raise `Unsupported` where autograd and the trace disagree."""
         proxy = self.values.proxy_of(fake)
         if proxy.requires_grad == wrapper.requires_grad:
             return
@@ -221,13 +221,13 @@ class Tracker(Wrappers):
 
 
 def is_detached(tracker: Tracker, wrapper: torch.Tensor) -> bool:
-    """Whether it has no gradient, and memory in common with what has one."""
+    """Check whether a wrapper has no gradient, but shares memory with a tensor that has one."""
     others = tracker.bases.get(internals.storage_key(wrapper), ())
     return not wrapper.requires_grad and any(one.wrapper.requires_grad for one in others)
 
 
 def is_transposed(tensor: torch.Tensor) -> bool:
-    """Whether the dimensions of a tensor are in another order than in memory."""
+    """Check whether the dimensions of a tensor have another order than in memory."""
     strides = [n for n, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
     return strides != sorted(strides, reverse=True)
 

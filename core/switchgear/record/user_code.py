@@ -1,4 +1,4 @@
-"""Where the user's code is: the nearest frame that is neither PyTorch's nor ours; and calls that run none of it."""
+"""User code: its nearest frame, outside files of PyTorch and Switchgear, and calls that run none of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import torch
 import typing_extensions
 
-#: A context manager of PyTorch's is entered by way of contextlib, what is watched called by way of the others.
+#: PyTorch's context managers are entered through contextlib; watched functions are called through the other modules.
 _OWN_FILES = (
     str(pathlib.Path(torch.__file__).parent) + os.sep,  # torch_geometric lies next to it
     *(f"{pathlib.Path(__file__).parent.parent}{tools}{os.sep}" for tools in ("", "_tools")),
@@ -27,13 +27,13 @@ _OWN_FILES = (
     "<frozen ",
 )
 _STANDARD = str(pathlib.Path(functools.__file__).parent)
-#: Of plain tensors, they call nothing of the user's.
+#: Types of functions in C that call no user code on plain tensors.
 _IN_C = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType),
     *(types.MethodWrapperType, types.WrapperDescriptorType),
 )
 _PLAIN = frozenset({torch.Tensor})
-#: Where those of these, written in Python, are defined that call nothing of the user's either.
+#: Modules of functions in Python that call no user code either.
 _OF_DATA = frozenset({"torch.nn.functional", "torch.functional", torch.Tensor.split.__module__})
 _DATA = frozenset(
     {
@@ -46,29 +46,29 @@ _BACKWARD = torch.Tensor.backward
 
 @functools.cache
 def is_of_pytorch(file: str) -> bool:
-    """Check whether a file is PyTorch's or ours."""
+    """Check whether a file belongs to PyTorch or Switchgear."""
     return file.startswith(_OWN_FILES[:2])
 
 
 @functools.cache
 def is_standard(file: str) -> bool:
-    """Check whether a file is of the standard library, wherever `sys.modules` says that its modules lie."""
+    """Check whether a file belongs to the standard library, whatever the location in `sys.modules`."""
     return file.startswith("<frozen ") or (file.startswith(_STANDARD) and not is_installed(file))
 
 
 def is_installed(file: str) -> bool:
-    """Check whether a file is of an installed package."""
+    """Check whether a file belongs to an installed package."""
     return any(folder in file for folder in ("site-packages", "dist-packages"))
 
 
 @functools.cache
 def is_own_file(name: str) -> bool:
-    """Whether a file is PyTorch's or ours."""
+    """Check whether a file belongs to PyTorch, Switchgear, or a module through which they call."""
     return name.startswith(_OWN_FILES)
 
 
 def runs_no_user_code(fn: object, kinds: Iterable[type], values: Iterable[object]) -> bool:
-    """Whether a call of PyTorch's, with these kinds of tensors among these values, runs none of the user's code."""
+    """Check whether a PyTorch call, with these kinds of tensors among these values, runs no user code."""
     if not _PLAIN.issuperset(kinds):
         return False
     if isinstance(fn, _IN_C):
@@ -78,7 +78,7 @@ def runs_no_user_code(fn: object, kinds: Iterable[type], values: Iterable[object
 
 
 def user_frame() -> tuple[types.FrameType | None, int]:
-    """That frame, None if there is none, and the `stacklevel` by which a warning of the caller's names its line."""
+    """Return the nearest frame of the user, or None, and the `stacklevel` with which a warning names its line."""
     frame: types.FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None and is_own_file(frame.f_code.co_filename):
@@ -87,7 +87,7 @@ def user_frame() -> tuple[types.FrameType | None, int]:
 
 
 def raising_line(error: Exception) -> str:
-    """The user's line that an error came from."""
+    """Return the user's line that raised an error."""
     places = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
     ]
@@ -95,6 +95,6 @@ def raising_line(error: Exception) -> str:
 
 
 def raising_module(error: Exception) -> str:
-    """The name of the module whose code raised an error."""
+    """Return the name of the module whose code raised an error."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return str(frames[-1].f_globals.get("__name__", "")) if frames else ""

@@ -1,4 +1,4 @@
-"""The wrappers of a program under capture: the fake that each stood for when it was last seen, and its history."""
+"""The wrappers of a program under capture: the fake that each stood for when last seen, and its history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AS_IT_IS = contextlib.nullcontext()
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """What was last known of a wrapper: the fake it stood for, its autograd history and its version."""
+    """The last known state of a wrapper: the fake that it stood for, its autograd history and its version."""
 
     wrapper: torch.Tensor
     fake: torch.Tensor
@@ -34,26 +34,26 @@ class Tracked:
 
 @dataclass(slots=True)
 class Writes:
-    """What is known of the writes so far."""
+    """The writes seen so far."""
 
-    #: The memory of values that were written to a tensor.
+    #: Storage keys of values written to a tensor.
     memory: set[int] = field(default_factory=set)
-    #: The names of inputs that were written to where autograd did not see it.
+    #: Names of inputs that were written to unseen by autograd.
     unseen: set[str] = field(default_factory=set)
-    #: The names of values that were overwritten without a new version of the tensor: through `.data`.
+    #: Names of values that were overwritten without a new version of the tensor: through `.data`.
     hidden: set[str] = field(default_factory=set)
-    #: By id, what `.data` gave: it counts versions by itself.
+    #: Results of `.data`, by id: each counts its own versions.
     apart: dict[int, torch.Tensor] = field(default_factory=dict)
-    #: Views, by id, of what was reshaped in place since, or written to where autograd did not see it.
+    #: Views, by id, whose base was reshaped in place later, or written to unseen by autograd.
     outdated: dict[int, torch.Tensor] = field(default_factory=dict)
-    #: Whether functionalization may make views anew before they are read.
+    #: Whether functionalization may recreate views before they are read.
     remakes_views: bool = False
-    #: Whether any tensor was given other sizes or strides in place.
+    #: Whether sizes or strides of any tensor were changed in place.
     reshapes: bool = False
 
 
 class Wrappers:
-    """What was last known of each wrapper."""
+    """The last known states of all wrappers."""
 
     def __init__(self, tape: Tape, values: Values) -> None:
         self.values = values
@@ -61,30 +61,30 @@ class Wrappers:
         self._tape = tape
         self._tracked: dict[int, Tracked] = {}
         self.bases: dict[int, list[Tracked]] = {}
-        #: The wrapper that stood for a value first, by the value's name.
+        #: The first wrapper of each value, by the value's name.
         self._holders: dict[str, torch.Tensor] = {}
 
     def __contains__(self, wrapper: torch.Tensor) -> bool:
         return id(wrapper) in self._tracked
 
     def last_fake(self, wrapper: torch.Tensor) -> torch.Tensor:
-        """The fake that a wrapper stood for when it was last seen."""
+        """Return the fake that a wrapper stood for when last seen."""
         return self._tracked[id(wrapper)].fake
 
     def fake_of(self, wrapper: torch.Tensor) -> torch.Tensor:
-        """The fake that a wrapper stands for now."""
+        """Return the fake that a wrapper stands for now."""
         tracked = self._tracked.get(id(wrapper))
-        # made anew of its base, a view is what it was to autograd, whatever the grad mode is by now
+        # a view recreated from its base keeps its autograd state, whatever the current grad mode
         known = tracked is not None and wrapper.requires_grad and not torch.is_grad_enabled()
         with torch.enable_grad() if known and not has_no_past(wrapper) else _AS_IT_IS:
             return internals.unwrap(wrapper)
 
     def counts_apart(self, wrapper: torch.Tensor) -> bool:
-        """Whether a wrapper is what `.data` gave, or a view of it, whose versions are its own."""
+        """Check whether a wrapper is a result of `.data`, or a view of one, with its own versions."""
         return not self.writes.apart.keys().isdisjoint((id(wrapper), id(wrapper._base)))
 
     def is_overwritten(self, proxy: TensorProxy) -> bool:
-        """Whether the tensor that first held a value has been written to since."""
+        """Check whether the tensor that first held a value has been written to since."""
         holder = self._holders.get(proxy.name)
         if holder is None:
             return False
@@ -92,12 +92,12 @@ class Wrappers:
         return key(self.fake_of(holder)) != key(self.values.fake_of(proxy))
 
     def rebind(self, wrapper: torch.Tensor, fake: torch.Tensor, *, aliases: bool) -> None:
-        """Let a wrapper, and its aliases, stand for another value."""
+        """Make a wrapper, and its aliases, stand for another value."""
         internals.rebind(wrapper, fake, aliases=aliases)
         self.writes.remakes_views |= aliases
 
     def refuse_outdated(self, wrapper: torch.Tensor) -> None:
-        """Refuse a view of what was reshaped in place since, if its history cannot be made again of the new shape."""
+        """Refuse a view of a base reshaped in place later, if its history cannot be recreated for the new shape."""
         if id(wrapper) in self.writes.outdated and wrapper.requires_grad:
             raise Unsupported(
                 f"in {self._tape.here()} a view is used of a tensor that changed since: its sizes or strides in place, "
@@ -106,13 +106,13 @@ class Wrappers:
             )
 
     def _has_holder(self, proxy: TensorProxy, wrapper: torch.Tensor) -> bool:
-        """Whether another wrapper stands for `proxy` already, where neither requires grad: `x` and `x.data`."""
+        """Check whether another wrapper stands for `proxy`, without requires_grad: `x` and `x.data`."""
         return self._holders.get(proxy.name, wrapper) is not wrapper and not wrapper.requires_grad
 
     def restrided(
         self, wrapper: torch.Tensor, stride: tuple[int, ...], commit: bool
     ) -> torch.Tensor:
-        """Have what was written to a wrapper lie in strides that it had."""
+        """Give the value written to a wrapper the former strides of the wrapper."""
         new = self.values.proxy_of(self.fake_of(wrapper))
         make = functools.partial(restride, stride=stride)
         return self._record(wrapper, RESTRIDE, (new, stride), make, new.requires_grad, commit)
@@ -132,14 +132,14 @@ class Wrappers:
         requires_grad: bool,
         commit: bool,
     ) -> torch.Tensor:
-        """Record a call that gives a wrapper another fake to stand for; with `commit` its aliases follow."""
+        """Record a call that gives a wrapper another fake; with `commit` its aliases follow."""
         with self._tape.paused(), internals.outside_autograd():
             fake = make(internals.unwrap(wrapper))
         self._tape.record(symbol, args, self.values.define(fake, requires_grad))
         self.rebind(wrapper, fake, aliases=commit)
         if not commit:
             return fake
-        # one that was reshaped in place is at once made again
+        # a view reshaped in place is recreated at once
         with torch.enable_grad() if requires_grad else _AS_IT_IS:
             return internals.unwrap(wrapper)
 

@@ -1,1 +1,1 @@
-"""Who runs what: the hooks, the registry of plugins, gradient rules, and the choice by priority."""
+"""The registry: the hooks, plugins, implementations and grad rules, and the choice by priority."""

@@ -1,4 +1,4 @@
-"""Answers: what became of regions that another process compiled and measured."""
+"""Answers: the results for regions that another process compiled and measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from switchgear.registry.region import Region
 
 
 class Answer(NamedTuple):
-    """Who runs a region, by name, or None for its operators; why, and the seconds that it gains a call."""
+    """The executor of a region by name, or None for its operators; the reason, and the seconds gained per call."""
 
     executor: str | None
     reason: str
@@ -19,11 +19,11 @@ class Answer(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Answers:
-    """The answers for a program's regions, by what they compute.
+    """The answers for a program's regions, by computation.
 
-    `default` is the reason of those that there is no answer for. `taken` are those by which regions are run; `missing`
-    names what was compiled and is not found; `failure` says of which program the compilation failed, and why. Those
-    that do not `last` are for this process alone.
+    `default` is the reason for regions without an answer; `taken` are the answers in use. `missing` names compiled code
+    that is not found; `failure` names the program whose compilation failed, with the error. `last`: whether other
+    processes may use the answers.
     """
 
     known: dict[str, Answer] = field(default_factory=dict)
@@ -34,22 +34,22 @@ class Answers:
     last: bool = True
 
     def of(self, region: Region) -> Answer:
-        """The answer for a region."""
+        """Return the answer for a region."""
         return self.known.get(region.trace.canonical()) or Answer(None, self.default, 0.0)
 
     @property
     def fused(self) -> int:
-        """How many kinds of regions are run by an executor that fuses."""
+        """The number of region kinds run by a fusion executor."""
         return sum(answer.executor is not None for answer in self.known.values())
 
 
 def as_json(answers: Answers) -> dict[str, Any]:
-    """Answers as what JSON holds."""
+    """Return answers as JSON data."""
     return {key: list(answer) for key, answer in answers.known.items()}
 
 
 def from_json(value: object) -> Answers | None:
-    """Answers from what `as_json` gave; None for anything else."""
+    """Return answers from the result of `as_json`; None for anything else."""
     if not isinstance(value, Mapping):
         return None
     try:

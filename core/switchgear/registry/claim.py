@@ -1,8 +1,8 @@
 """Claim: every bound symbol gets the executor that runs it.
 
-A composite goes to the first executor that accepts it, unless one before that takes a part of it; if that one fuses,
-the parts remember the composite (`BoundSymbol.wholes`), for it may give them back. Each decision stands on the line
-that it is about (`BoundSymbol.choices`), those of the composites that a line comes out of before its own.
+A composite goes to the first executor that accepts it, unless an earlier executor claims a part. If the earlier one
+fuses, the parts remember the composite (`BoundSymbol.wholes`), because the executor may decline the region later. Each
+decision is stored on its line (`BoundSymbol.choices`), after the decisions about composites around the line.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from switchgear.registry.selection import Reasons, Selection
 
 
 def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
-    """Give every bound symbol an implementation; what nobody takes whole is replaced by its decomposition.
+    """Give every bound symbol an implementation; replace an unclaimed composite by its decomposition.
 
-    What a fusion executor takes keeps its decomposition, for it may have to be claimed again: then `refusals` say who
-    does not run it after all.
+    A line of a fusion executor keeps its decomposition, because it may have to be claimed again: then `refusals` name
+    the executors that do not run the line after all.
     """
     fusion, apart, exact = selection.fusion, selection.without_fusion(), selection.exact()
     body: list[BoundSymbol] = []
@@ -64,9 +64,9 @@ def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
 
 
 class Claim(NamedTuple):
-    """Who runs a bound symbol whole, if anybody, and who declined.
+    """The implementation of a bound symbol as a whole, if any, and the executors that declined.
 
-    `waits`: somebody has code of its own for the whole, and would run it if one that fuses gave back a part of it.
+    `waits`: an executor has its own code for the whole, and would run it if a fusion executor declined a part.
     """
 
     implementation: Implementation | None
@@ -75,9 +75,9 @@ class Claim(NamedTuple):
 
 
 def claimant(item: BoundSymbol, selection: Selection) -> Claim:
-    """Who runs a bound symbol whole: the first executor that accepts it, unless one before it takes a part of it.
+    """Return the claim of the first executor that accepts a bound symbol, unless an earlier one claims a part.
 
-    One that is preferred for it is before everybody.
+    An executor preferred for the symbol comes before all others.
     """
     implementation, declined = selection.implementation(item)
     if implementation is None or item.is_leaf:

@@ -1,4 +1,4 @@
-"""Code: which files an executor's code is in, so that what was measured of it does not outlive an edit."""
+"""Code: a digest of the files with an executor's code, so that no measurement outlives an edit."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 from switchgear.registry.executor import Executor
 from switchgear.registry.registry import ImplementationEntry
 
-#: Larger files count by size and time of change.
+#: Larger files count by size and modification time.
 _READ = 1_000_000
-#: Whose versions are known otherwise.
+#: Packages whose versions are known in another way.
 _OTHERS = sys.stdlib_module_names - {"__main__"} | {"torch", "switchgear"}
-#: Digests by module, each with what is another one once the module is imported anew.
+#: Digests by module, each with the module's spec, which a new import replaces.
 _DIGESTS: dict[str, tuple[object, str | None]] = {}
 
 
 def code_of(executor: Executor, entries: Iterator[ImplementationEntry]) -> str | None:
-    """A digest of the packages that its class, and what it registered, are written in.
+    """Return a digest of the packages with the code of an executor's class and registrations.
 
-    None where a part is in no file that another process could import: a script's own, a notebook's.
+    None if a part is in no file that another process could import: in a script or a notebook.
     """
     functions = [fn for entry in entries for fn in (entry.fn, entry.checker) if fn is not None]
     names = {kind.__module__ for kind in type(executor).__mro__}
@@ -41,7 +41,7 @@ def _module(function: Any) -> str | None:
 
 def _digest(name: str) -> str | None:
     module = sys.modules.get(name)
-    # while a module is loaded its files may change: they are read once
+    # the files may change while a module is loaded: they are read once
     spec = getattr(module, "__spec__", None)
     if name not in _DIGESTS or _DIGESTS[name][0] is not spec:
         _DIGESTS[name] = spec, _read(name)

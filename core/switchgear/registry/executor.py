@@ -1,4 +1,4 @@
-"""Executors: who runs bound symbols."""
+"""Executors, which run bound symbols."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Executor:
 
     Args:
         name: the name that users list.
-        priority: without an explicit list, higher ones are asked first, and equal ones by name. By default executors
-            that fuse come before the others of priority 0 and less.
-        version: shown in messages; by default that of the plugin's package.
+        priority: without an explicit list, higher values are asked first, and equal ones by name. By default fusion
+            executors come before others of priority 0 and less.
+        version: shown in messages; by default the version of the plugin's package.
         table: implementations and grad rules of an executor that no plugin registers.
 
     Attributes:
         runs_everywhere: whether a failure to run is unexpected, so that a default call warns once.
-        is_exact: whether results are bit-identical to PyTorch's; others compute nothing that decides a branch.
+        is_exact: whether results are bit-identical to PyTorch's; other executors compute nothing that decides a branch.
     """
 
     runs_everywhere = False
@@ -53,8 +53,8 @@ class Executor:
     def configured(self, options: Mapping[str, Any]) -> Executor:
         """Return an executor of the same class with options: `type(self)(**options)`.
 
-        `sg.jit(options={name: ...})` calls it. Options are the keyword-only parameters of the class's own `__init__`.
-        Override it in a class with another constructor.
+        Called by `sg.jit(options={name: ...})`. Options are the keyword-only parameters of the class's own `__init__`.
+        Override the method in a class with another constructor.
 
         Args:
             options: values by the names of parameters.
@@ -79,11 +79,11 @@ class Executor:
         return kind(**options)
 
     def unavailable(self) -> str | None:
-        """Return the reason why this executor cannot run here, such as a missing device; None if it can."""
+        """Return the reason why this executor cannot run here, such as a missing device, or None."""
         return None
 
     def limited(self) -> str | None:
-        """Return a restriction, such as a missing device, of an executor that can run; None if there is none."""
+        """Return a restriction, such as a missing device, of an executor that can run, or None."""
         return None
 
     def claim(
@@ -119,16 +119,16 @@ class Executor:
 
 
 class FusionExecutor(Executor):
-    """Executor that compiles regions: bound symbols that it supports, grouped into convex regions.
+    """Executor that compiles regions: supported bound symbols, grouped into convex regions.
 
     A region of fewer than `minimum` operators, without views, goes to the other executors. A region of more than
     `maximum` is cut where the fewest bytes cross.
 
-    Calls of symbolic sizes are offered only with `symbolic_sizes`. Layouts and arguments then hold symbolic numbers,
-    and the sizes that these consist of are the region's `numbers`.
+    Calls with symbolic sizes are offered only with `symbolic_sizes`. Layouts and arguments then hold symbolic numbers,
+    made of sizes that are the region's `numbers`.
 
-    A `boxed` executor's compiled function takes numbers and inputs in one list, and empties the list. An input that no
-    later line reads is then freed after its last use in the region.
+    A `boxed` executor's compiled function takes numbers and inputs in one list, and empties the list. An input without
+    a later reader is then freed after its last use in the region.
     """
 
     minimum = 2
@@ -198,7 +198,7 @@ class FusionExecutor(Executor):
         return type(self).load is not FusionExecutor.load
 
     def fingerprint(self) -> str:
-        """The options and library versions that affect speed; part of the key of remembered timings."""
+        """Return the options and library versions that affect speed; part of the key of remembered timings."""
         return ""
 
     def claim(
@@ -214,12 +214,12 @@ class FusionExecutor(Executor):
 
 
 def reason_unavailable(executor: Executor) -> str | None:
-    """`executor.unavailable()`, an exception being a reason too."""
+    """Return `executor.unavailable()`; an exception is a reason too."""
     return _answer(executor.unavailable)
 
 
 def reason_limited(executor: Executor) -> str | None:
-    """`executor.limited()`, an exception being a reason too."""
+    """Return `executor.limited()`; an exception is a reason too."""
     return _answer(executor.limited)
 
 

@@ -1,4 +1,4 @@
-"""Optimisation fuel: how many regions may be fused, to find the one that makes a result differ."""
+"""Optimisation fuel: a limit on fused regions, to find the region that changes a result."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from switchgear.ir.symbol import BoundSymbol
 class Fuel:
     """Number of regions that may be fused; each region uses one unit, in the order of compilation.
 
-    Several jitted functions may share one object; its `regions` are those fused so far.
+    Several jitted functions may share one object; its `regions` are the regions fused so far.
 
     Args:
         limit: the number of regions; None is unlimited.

@@ -2,8 +2,8 @@
 
 A plugin is a module named by an entry point of the group `switchgear`; users list the entry point's name. Mark each
 hook with `switchgear.hookimpl`. The import must be cheap and have no effects: declare tables at module level, and
-install them on the registry that the hooks get. Arguments of hooks are only ever added, and an implementation may omit
-those that it does not need.
+install them on the registry passed to the hooks. Arguments of hooks are only ever added, and an implementation may omit
+arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from switchgear.registry.region import Region, RegionChoice
 from switchgear.registry.registry import Registry
 
 PROJECT = "switchgear"
-#: The version of this contract; a plugin's module may say which it is written for: `switchgear_contract = 1`.
+#: The version of this contract; a plugin's module may declare its own: `switchgear_contract = 1`.
 CONTRACT = 1
 
 #: Marks a function of a plugin as the implementation of the hook of its name.
@@ -38,15 +38,15 @@ Stage: TypeAlias = Literal[
 
 
 class PassContext(Protocol):
-    """Interface of a pass to the call of `jit` that it runs for.
+    """Interface of a pass to its call of `jit`.
 
     Attributes:
         executors: the executors of the call, in order.
-        choices: choices of the kind `pattern` so far, for `explain`. The owner is the one of the pattern, or
+        choices: choices of the kind `pattern` so far, for `explain`. The owner is the pattern's owner, or
             `decomposition` if the calls stay.
         gives_gradients: after claiming: whether outputs are gradients, two of which may be one tensor.
-        destined: after claiming: positions of outputs, with the positions of inputs that they are only copied into
-            after the run. A pass that writes to the input instead replaces the output by None, and counts the write in
+        destined: after claiming: positions of outputs that are only copied into inputs after the run, with positions of
+            the inputs. A pass that writes to the input instead replaces the output by None, and counts the write in
             `Trace.written`.
     """
 
@@ -62,8 +62,8 @@ class PassContext(Protocol):
     def takes(self, owner: str, candidate: BoundSymbol) -> bool:
         """Check whether an owner would run a call that stands for its subsymbols.
 
-        It would not, if an executor that is asked before it claims the call or a subsymbol. Nor would it, if a
-        subsymbol has a skip rule, or a grad rule that is asked before the owner's.
+        It would not, if an earlier executor claims the call or a subsymbol. Nor would it, if a subsymbol has a skip
+        rule, or a grad rule asked before the owner's.
 
         Args:
             owner: the name of an executor or a plugin.
@@ -99,7 +99,7 @@ class PassContext(Protocol):
 
 
 class RegionContext(Protocol):
-    """Interface of `switchgear_choose` to the call of `jit` that it decides for.
+    """Interface of `switchgear_choose` to its call of `jit`.
 
     Attributes:
         executors: the participants, in order.
@@ -112,7 +112,7 @@ class RegionContext(Protocol):
         ...
 
     def operators(self, region: Region) -> Trace:
-        """Return the region as executors that do not fuse run it; `implementation.owner` names them."""
+        """Return the region as run by executors that do not fuse; `implementation.owner` names them."""
         ...
 
     def code(self, executor: Executor) -> str | None:
@@ -152,7 +152,7 @@ class RegionContext(Protocol):
         ...
 
 
-#: The owner of a pass that is given to one call.
+#: The owner of a pass in the option of one call.
 OF_THE_CALL = "the call"
 
 
@@ -160,25 +160,25 @@ OF_THE_CALL = "the call"
 class PassPlacement:
     """Pass of a plugin, and its place.
 
-    `before_grad` sees the calls as captured. `after_grad` sees the joint trace, once for each kind of grad outputs,
-    where gradients are needed. The other places see forward and backward, the backward when it is first needed. In
-    `before_fusion` each call has its executor, and `after_claim` is the end.
+    `before_grad` sees the calls as captured. `after_grad` sees the joint trace, once for each kind of grad outputs, if
+    gradients are needed. The other places see forward and backward, the backward when first needed. In `before_fusion`
+    each call has its executor, and `after_claim` is the end.
 
     A pass that replaces calls asks the context for their executor. Once executors have claimed, each call has an
     `implementation`, and a new call needs one. At the end a call may mutate its arguments (`written_arguments`), if the
     memory (`storages`) is the trace's own.
 
     Args:
-        name: the name that users see.
+        name: the name for users.
         stage: `before_grad`, `after_grad`, `before_claim`, `before_fusion` or `after_claim`.
         run: a function of the trace and the `PassContext` that returns a trace.
-        owner: the plugin; filled in when it is loaded.
+        owner: the plugin; filled in on loading.
     """
 
     name: str
     stage: Stage
     run: Callable[[Trace, PassContext], Trace]
-    #: The plugin that brings it; known once it is loaded.
+    #: The plugin of the pass; set on loading.
     owner: str = ""
 
     def __post_init__(self) -> None:
@@ -204,8 +204,8 @@ def switchgear_register_grad_rules(registry: Registry) -> None:
     """Install grad rules: `table.install_grad_rules(registry)`.
 
     Their owner is one of this plugin's executors; without executors, the plugin or its distribution. Such a plugin is
-    used if `executors` names it, and by default after the executors. The order is that of the module's
-    `switchgear_priority` (0 unless set, higher first), then of names.
+    used if `executors` names it, and by default after the executors. The order is by the module's `switchgear_priority`
+    (0 unless set, higher first), then by name.
     """
 
 
@@ -218,7 +218,7 @@ def switchgear_passes() -> Sequence[PassPlacement]:  # type: ignore[empty-body]
 def switchgear_features() -> Sequence[Feature]:  # type: ignore[empty-body]
     """Return the features of capture of this plugin, for calls in which it participates.
 
-    They are asked after those of the package. `SWITCHGEAR_DISABLE_FEATURES` leaves out each by name.
+    They are asked after the package's own. `SWITCHGEAR_DISABLE_FEATURES` disables features by name.
     """
 
 
@@ -249,9 +249,9 @@ def switchgear_choose(
 
 @_hookspec
 def switchgear_samples() -> Mapping[Any, Sequence[Any]]:  # type: ignore[empty-body]
-    """Return samples for tests: `testing.Sample`s by operator, for operators that PyTorch has none of.
+    """Return samples for tests: `testing.Sample`s by operator, for operators without samples of PyTorch.
 
-    Only `switchgear test` calls it.
+    Called by `switchgear test` only.
     """
 
 

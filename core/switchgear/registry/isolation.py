@@ -1,4 +1,4 @@
-"""Isolation: plugins' code is no part of a capture; what an import changes in the process is put back, and said."""
+"""Isolation: plugins' code is not captured, and process state changed by an import is restored and reported."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import torch
 from switchgear import torch_private as internals
 from switchgear.record.recorder import active, active_recorder
 
-#: An import that takes longer, in seconds, is reported.
+#: Slower imports, in seconds, are reported.
 _SLOW = 1.0
 
 
 @dataclass(slots=True)
 class Import:
-    """What an import did besides: `changed` is what was put back and is no minor matter, `notes` all of it."""
+    """Side effects of an import: `changed` names restored states other than minor ones, `notes` all of them."""
 
     changed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -32,12 +32,12 @@ class Import:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A state of the process, as it is read and set."""
+    """A state of the process, with its getter and setter."""
 
     name: str
     get: Callable[[], Any]
     set: Callable[[Any], Any]
-    #: Libraries may change it in passing: it is put back, and no more than noted.
+    #: Libraries may change the state casually: the change is undone, and only noted.
     is_minor: bool = False
 
 
@@ -48,11 +48,11 @@ def _set_environment(before: dict[str, str]) -> None:
 
 def _set_filters(before: list[object]) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("default")  # has the caches of what was shown made anew
+        warnings.simplefilter("default")  # resets the caches of shown warnings
     warnings.filters[:] = before  # type: ignore[index]
 
 
-#: Those that a call may not leave changed.
+#: States that a call must not leave changed.
 _MODES = (
     _State("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     _State("the grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
@@ -61,7 +61,7 @@ _MODES = (
 
 @contextlib.contextmanager
 def kept(states: Sequence[_State] = _MODES) -> Iterator[list[_State]]:
-    """Put back what is changed inside of these states; what it yields has them then."""
+    """Restore these states at the end; the yielded list then holds the changed states."""
     before, changed = [state.get() for state in states], list[_State]()
     try:
         yield changed
@@ -100,7 +100,7 @@ def _set_stream(state: list[int]) -> None:
 
 @contextlib.contextmanager
 def uncaptured() -> Iterator[None]:
-    """Run code of plugins, and ours that asks them, outside of the capture at work on this thread, if there is one."""
+    """Return a context outside the capture on this thread, if any, for code of plugins and its callers."""
     recorder = active_recorder()
     if recorder is None:
         yield
@@ -111,7 +111,7 @@ def uncaptured() -> Iterator[None]:
 
 @contextlib.contextmanager
 def isolated() -> Iterator[Import]:
-    """Put back what is changed inside; output is captured. What raises inside is raised."""
+    """Restore state changed inside and capture output; exceptions pass through."""
     seen = Import()
     printed, begun = io.StringIO(), time.perf_counter()
     changed: list[_State] = []

@@ -1,4 +1,4 @@
-"""The `memory` option of `jit`: how much the backward makes again rather than have it saved."""
+"""The `memory` option of `jit`: how much the backward recomputes instead of saving."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Literal, TypeAlias, get_args
 
 from switchgear.errors import InvalidInput, did_you_mean
 
-#: As little as takes hardly longer; and from saving what eager saves to making again whatever is cheap.
+#: "auto" recomputes where time hardly grows; "eager" to "lean" go from eager's saved bytes to recomputing all cheap
+#: values.
 Memory: TypeAlias = Literal["auto", "eager", "balanced", "lean"]
-#: Those that set a price; "lean" is a budget.
+#: The words that set a price; "lean" is a budget.
 PricedMemory: TypeAlias = Literal["auto", "eager", "balanced"]
 MEMORY: tuple[Memory, ...] = get_args(Memory)
-#: One of these, or a budget: a part of what eager saves, or bytes with their unit.
+#: A word, or a budget: a fraction of eager's saved bytes, or bytes with their unit.
 MemoryOption: TypeAlias = Memory | float | str
 _BYTES = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kmgt])(i?))?b", re.IGNORECASE)
 
 
 def budget_of(memory: object) -> float | int | None:
-    """A budget: as a float a part of what eager saves, as an int bytes; None for the other words."""
+    """Return a budget: a float as a fraction of eager's saved bytes, an int as bytes; None for the other words."""
     if isinstance(memory, str):
         if memory in MEMORY:
             return None
@@ -37,7 +38,7 @@ def budget_of(memory: object) -> float | int | None:
 
 
 def memory_in(text: str) -> MemoryOption:
-    """The option as it is written outside of Python: a part without a unit is a number."""
+    """Return the option from text outside Python: a fraction without a unit is a number."""
     try:
         memory: MemoryOption = float(text)
     except ValueError:

@@ -1,10 +1,10 @@
-"""Order: who is asked in a call of `jit`, as its option `executors` says.
+"""Order: the participants of a call of `jit`, by its option `executors`.
 
-A list is the whole list: executors, and packages of rules alone, by name or as objects, the first asked first; who is
-not named takes no part. `...` in it stands for the default ones that it does not name, "-name" leaves one of these out.
-The default ones are the installed executors, by (priority, name), those that fuse before the others of a priority of 0
-or less, and after them the packages, by (priority, name). "auto" is `[...]`. None asks executors by (priority, name)
-alone, and nobody chooses who runs a region.
+A list is complete: executors, and packages of rules alone, by name or as objects, the first asked first; others do not
+participate. In a list, `...` stands for the default participants not named there, and "-name" leaves out a default
+participant. The default participants are the installed executors, by (priority, name), fusion executors before others
+of priority 0 or less, and then the packages, by (priority, name). "auto" is `[...]`. None asks executors by (priority,
+name) alone, and no plugin chooses the executors of regions.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from switchgear.registry.registry import Table
 
 #: The option `executors` of `jit`.
 Executors: TypeAlias = Sequence["str | Executor | EllipsisType"] | Literal["auto"] | None
-#: The option `options` of `jit`: an executor's, by its name.
+#: The option `options` of `jit`: an executor's options, by its name.
 ExecutorOptions: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """Executors and packages of rules, in the order asked; `named` are those that the user wrote.
+    """Executors and packages of rules, in the order of asking; `named` are the names written by the user.
 
-    `is_measured`: plugins may choose who runs a region. `options` are those of executors that were given some.
+    `is_measured`: plugins may choose the executors of regions. `options` holds options of executors, by name.
     """
 
     asked: tuple[Executor | Plugin, ...]
@@ -40,11 +40,11 @@ class Order:
 
     @property
     def executors(self) -> tuple[Executor, ...]:
-        """The executors among them."""
+        """The executors among the participants."""
         return tuple([one for one in self.asked if isinstance(one, Executor)])
 
     def remedy(self, name: str) -> str:
-        """How a user goes on without one of them."""
+        """Return advice for a user to continue without a participant."""
         return (
             f"leave {name} out of executors"
             if name in self.named
@@ -53,7 +53,7 @@ class Order:
 
 
 def order(plugins: Plugins, executors: Executors) -> Order:
-    """Who is asked. Raises `UnknownExecutor`, `ValueError` and `TypeError` for a list that says something else."""
+    """Return the participants. Raises `UnknownExecutor`, `ValueError` and `TypeError` for an invalid list."""
     if executors is None:
         return Order(_everyone(plugins), frozenset(), False)
     if executors != "auto" and isinstance(executors, (str, Executor)):
@@ -99,7 +99,7 @@ def order(plugins: Plugins, executors: Executors) -> Order:
 
 
 def configured(asked: Order, plugins: Plugins, options: ExecutorOptions) -> Order:
-    """The same with the options of its executors. Raises `UnknownExecutor` and `InvalidInput` for others."""
+    """Return the order with options of its executors. Raises `UnknownExecutor` and `InvalidInput` for others."""
     known = {one.name: one for one in asked.asked}
     for name in options:
         if name not in known:
@@ -133,7 +133,7 @@ def _with_options(executor: Executor, options: Mapping[str, object]) -> Executor
 
 
 def installed(plugins: Plugins, name: str) -> Executor | Plugin:
-    """The installed executor or package of rules of that name. Raises `UnknownExecutor`."""
+    """Return the installed executor or package of rules with this name. Raises `UnknownExecutor`."""
     known = {one.name: one for one in _everyone(plugins)}
     if name in known:
         return known[name]
@@ -153,7 +153,7 @@ def installed(plugins: Plugins, name: str) -> Executor | Plugin:
 
 
 def passed_over(plugins: Plugins, order: Order) -> tuple[str, ...]:
-    """The installed executors and packages of rules that take no part."""
+    """Return the names of installed executors and packages of rules that do not participate."""
     asked = {one.name for one in order.asked}
     names = (*(one.name for one in _everyone(plugins)), *plugins.others)
     return tuple([name for name in names if name not in asked])

@@ -1,4 +1,4 @@
-"""One plugin: what the module that an entry point names brings, and how loading it went."""
+"""One plugin: the contents of the module named by an entry point, and the outcome of loading it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from switchgear.registry.hookspecs import CONTRACT, HOOKS, PROJECT, PassPlacemen
 from switchgear.registry.registry import Registry
 
 LOG = logging.getLogger("switchgear.plugins")
-#: Names of plugins, separated by commas, that are refused before they are imported.
+#: Environment variable with names of plugins, separated by commas, that are refused before import.
 DISABLE_VARIABLE = "SWITCHGEAR_DISABLE"
 
 Status: TypeAlias = Literal["loaded", "disabled", "unavailable", "conflict", "failed"]
@@ -30,9 +30,9 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class PluginStatus:
-    """One line of the report: how loading a plugin went, and why not better.
+    """One line of the report: the outcome of loading a plugin, with the reason for a failure.
 
-    `limits` is what does not work here, `notes` what its import did besides, `traceback` that of what it raised.
+    `limits` are restrictions here, `notes` side effects of the import, `traceback` belongs to an exception.
     """
 
     name: str
@@ -59,7 +59,7 @@ class PluginStatus:
 
 @dataclass(frozen=True, slots=True)
 class SkipRule:
-    """A `switchgear_is_constant_for_vjp`; `source` is the function that the plugin wrote, for messages."""
+    """A `switchgear_is_constant_for_vjp`; `source` is the plugin's own function, for messages."""
 
     fn: Callable[[BoundSymbol], bool | None]
     source: Callable[..., Any]
@@ -67,7 +67,7 @@ class SkipRule:
 
 @dataclass(frozen=True, slots=True)
 class Chooser:
-    """A `switchgear_choose`; `source` is the function that the plugin wrote, `label` and `remedy` are for messages."""
+    """A `switchgear_choose`; `source` is the plugin's own function, `label` and `remedy` are for messages."""
 
     fn: Callable[[Any, Any], Any]
     source: Callable[..., Any]
@@ -77,7 +77,7 @@ class Chooser:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plugin:
-    """A loaded plugin; `priority` ranks a package of rules, `samples` gives those of `switchgear.testing`."""
+    """A loaded plugin; `priority` ranks a package of rules, `samples` returns samples for `switchgear.testing`."""
 
     name: str
     distribution: str
@@ -98,18 +98,18 @@ class Plugin:
 
     @property
     def owners(self) -> frozenset[str]:
-        """The names that it takes: its executors' and those it registered under."""
+        """The names in use: of its executors, and of the owners of its registrations."""
         names = frozenset(executor.name for executor in self.executors)
         return names | self.registry.implementation_owners | self.registry.grad_rule_owners
 
     @property
     def own_names(self) -> set[str]:
-        """The names it may register under: its executors'; for a package of rules, its own and its distribution's."""
+        """The permitted owners of registrations: its executors; without executors, the plugin or its distribution."""
         return {executor.name for executor in self.executors} or {self.name, self.distribution}
 
 
 def load_one(entry: EntryPoint) -> Plugin:
-    """Load what an entry point names, and ask its hooks."""
+    """Load the module of an entry point, and ask its hooks."""
     module = entry.load()
     contract = getattr(module, "switchgear_contract", CONTRACT)
     if contract != CONTRACT:
@@ -236,5 +236,5 @@ def _suggestion(name: str) -> str:
 
 
 def distribution_of(entry: EntryPoint) -> tuple[str, str]:
-    """Return the name and version of the distribution that an entry point belongs to, empty if of none."""
+    """Return the name and version of an entry point's distribution, empty if there is none."""
     return (entry.dist.name, entry.dist.version) if entry.dist else ("", "")

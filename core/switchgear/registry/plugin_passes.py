@@ -1,9 +1,9 @@
-"""Passes of plugins: what answers their questions about the call of `jit` that they run for.
+"""Passes of plugins: answers to their questions about the call of `jit`.
 
-Where a pass puts one call in the place of several (a *pattern*), it asks whether its executor takes that call, whose
-subsymbols are the several: not where an executor asked before it takes one of them, nor where another's rule, asked
-before, or a skip rule says how one is differentiated. So a pattern never changes what the order of executors says, and
-the answer, or the reason that the pass gives, is a `Choice` of the kind `pattern`.
+A pass that replaces several calls by a single call (a *pattern*) asks whether its executor claims the new call. The
+replaced calls are its subsymbols. The answer is no if an earlier executor claims a subsymbol. It is also no if an
+earlier owner's grad rule or a skip rule applies to a subsymbol. So a pattern never changes the order of executors, and
+the answer, or the pass's own reason, is a `Choice` of the kind `pattern`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class CallContext:
         )
 
     def _objections(self, owner: str, candidate: BoundSymbol) -> Iterator[str]:
-        """Why the parts of a candidate are not differentiated by a rule for the whole."""
+        """Yield reasons against differentiating the parts of a candidate by a rule for the whole."""
         if not any(proxy.requires_grad for proxy in candidate.inputs):
             return
         sources = self._selection.rule_sources
@@ -104,9 +104,9 @@ class CallContext:
 def run_passes(
     stage: Stage, trace: Trace, selection: Selection, **facts: Any
 ) -> tuple[list[Trace], list[Choice]]:
-    """What the passes at a stage make of a trace, one after another, and the choices made there.
+    """Return the traces made by the passes at a stage, in turn, and their choices.
 
-    The last is verified; only if it is broken are those before it, to find who did that.
+    The last trace is verified; the earlier traces only if it is broken, to find the faulty pass.
     """
     made: list[tuple[PassPlacement, Trace]] = []
     choices: list[Choice] = []
@@ -152,14 +152,14 @@ def _verify(placement: PassPlacement, trace: Trace) -> None:
 
 
 def _blame(placement: PassPlacement) -> tuple[str, str]:
-    """Which pass it was, and how to go on without it."""
+    """Return the name of a pass, and advice to continue without it."""
     own = placement.owner == OF_THE_CALL
     remedy = "take it out of passes" if own else f"passes=['-{placement.name}'] runs without it"
     return f"pass {placement.name!r} of {placement.owner}", remedy
 
 
 def _changed(before: Trace, after: Trace) -> str:
-    """What a pass may not change: the inputs, and the layouts of what is returned."""
+    """Return a forbidden change of a pass: of the inputs, or of the layouts of results."""
     if [proxy.name for proxy in before.inputs] != [proxy.name for proxy in after.inputs]:
         return "the inputs"
     if len(before.outputs) != len(after.outputs):

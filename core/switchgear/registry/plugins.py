@@ -1,4 +1,4 @@
-"""Discovery: the installed plugins, each loaded alone, and a report of how that went."""
+"""Discovery: the installed plugins, each loaded separately, and a report of the outcomes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from switchgear.registry.plugin import (
 from switchgear.registry.registry import Registry
 from switchgear.showing import Listing
 
-#: What became of a plugin that is not as it should be, and why.
+#: The status of a faulty plugin, and the reason.
 Fault: TypeAlias = tuple[Status, str]
 _LOADING = Lock()
 
@@ -37,8 +37,8 @@ _LOADING = Lock()
 class Plugins:
     """Installed plugins: a frozen registry, the executors and the plugins, both in total order.
 
-    `statuses` makes the report. It asks every executor whether it can run here, which may start a compiler.
-    `others` are installed, and not imported for this.
+    `statuses` makes the report by asking every executor whether it can run here, which may start a compiler. `others`
+    are installed, but not imported for this call.
     """
 
     registry: Registry
@@ -49,7 +49,7 @@ class Plugins:
 
     @property
     def report(self) -> tuple[PluginStatus, ...]:
-        """How loading each plugin went."""
+        """The outcome of loading each plugin."""
         return self.statuses()
 
     @property
@@ -59,13 +59,13 @@ class Plugins:
 
     @property
     def plugin_of(self) -> Mapping[str, Plugin]:
-        """The plugin that brings each executor, by the executor's name."""
+        """The plugin of each executor, by the executor's name."""
         return {executor.name: plugin for plugin in self.plugins for executor in plugin.executors}
 
 
 @dataclass(slots=True, eq=False)
 class _Candidate:
-    """An entry point, and how loading its plugin went; `fault` is why there is none."""
+    """An entry point, and the outcome of loading its plugin; `fault` is the reason for its absence."""
 
     entry: EntryPoint
     fault: Fault | None = None
@@ -81,7 +81,7 @@ class _Candidate:
 
     @property
     def is_own(self) -> bool:
-        """Whether it ships with Switchgear."""
+        """Whether the plugin ships with Switchgear."""
         return distribution_of(self.entry)[0] == PROJECT
 
     @property
@@ -89,11 +89,11 @@ class _Candidate:
         return f"{self.name} {distribution_of(self.entry)[1]}".strip()
 
     def load(self) -> None:
-        """Import the plugin, unless it was or may not be."""
+        """Import the plugin, unless it was imported or is ruled out."""
         if self.is_loaded or self.fault is not None:
             return
         self.is_loaded = True
-        # a crash or a hang of the import is this plugin's
+        # attributes a crash or a hang of the import to this plugin
         LOG.info("importing plugin %s (%s)", self.label, self.entry.value)
         try:
             with isolated() as self.imported:
@@ -104,7 +104,7 @@ class _Candidate:
             self.fault = "failed", "; ".join([f"{type(error).__name__}: {error}", *notes])
 
     def tell(self, fault: Fault | None) -> None:
-        """Warn, once, of its faults."""
+        """Warn once about its faults."""
         if self.is_told:
             return
         self.is_told = True
@@ -132,17 +132,17 @@ class Discovery:
 
     @property
     def untried(self) -> list[EntryPoint]:
-        """Those that may be imported, and were not yet."""
+        """The entry points that may be imported, and were not yet."""
         return [one.entry for one in self._candidates if not one.is_loaded and one.fault is None]
 
     def rule_out(self, reasons: Mapping[EntryPoint, str]) -> None:
-        """Have some not imported, for these reasons."""
+        """Rule out entry points before their import, for these reasons."""
         for one in self._candidates:
             if one.entry in reasons:
                 one.fault = "failed", reasons[one.entry]
 
     def plugins(self, listed: object = None, tables: Iterable[object] = ()) -> Plugins:
-        """Those that may take part where `listed` is the option `executors` of `jit`; see `installed`."""
+        """Return the plugins that may participate; `listed` is the option `executors` of `jit`. See `installed`."""
         chosen = tuple(self._chosen(listed, tables))
         if chosen not in self._assembled:
             self._assembled[chosen] = self._assemble(chosen)
@@ -153,7 +153,7 @@ class Discovery:
             return self._candidates
         items = (*listed, *tables)
         names = {item for item in items if isinstance(item, str)}
-        # one of the class that every table has stands for what a plugin registers under its name
+        # an object of the class `Executor` itself, without a table, stands for a plugin's registrations under its name
         objects = [item for item in items if isinstance(item, Executor) and hasattr(item, "name")]
         names.update(one.name for one in objects if type(one) is Executor and one.table is None)
         if not names <= {one.name for one in self._candidates}:
@@ -192,7 +192,7 @@ class Discovery:
         return _assembled(sound, statuses, tuple(others))
 
     def _others_names(self, plugins: Sequence[Plugin]) -> dict[Plugin, Fault]:
-        """Who takes the name of another plugin, be that imported or not; Switchgear's own cannot be displaced."""
+        """Return faults of plugins with the name of another plugin, imported or not; Switchgear's own come first."""
         faults: dict[Plugin, Fault] = {}
         names = {
             one.name: one
@@ -214,12 +214,12 @@ class Discovery:
 
 @undoing
 def installed(listed: object = None, tables: Iterable[object] = ()) -> Plugins:
-    """The plugins of this process that may take part where `listed` is the option `executors`, `tables` `grad_rules`.
+    """Return the plugins of this process that may participate; `listed` is `executors`, `tables` is `grad_rules`.
 
-    A list without `...` imports those alone that it names; only if a name is that of no entry point, such as that of a
-    plugin's second executor, all, to find it. Anything else imports all that are installed.
+    A list without `...` imports only the named plugins; if a name belongs to no entry point, such as a plugin's second
+    executor, all are imported, to find it. Any other option imports all installed plugins.
     """
-    with _LOADING, uncaptured():  # of two threads, both would load them
+    with _LOADING, uncaptured():  # two threads would both load them
         return loaded_once().plugins(listed, tables)
 
 
@@ -241,14 +241,14 @@ def plugin_report() -> Listing[PluginStatus]:
 def load(candidates: Iterable[EntryPoint]) -> Plugins:
     """Load the plugins behind `candidates`.
 
-    Neither their order nor that of importing them matters. A plugin that cannot be loaded leaves nothing behind but one
+    The order of `candidates` and of imports does not matter. A plugin that cannot be loaded leaves only a
     `PluginWarning` and its entry in the report.
     """
     return Discovery(candidates).plugins()
 
 
 def _refuse(candidates: Sequence[_Candidate]) -> None:
-    """Say who is not even imported: the disabled, and plugins of one name unless one of them ships with Switchgear."""
+    """Refuse plugins before import: disabled plugins, and plugins of one name unless one ships with Switchgear."""
     disabled = left_out(DISABLE_VARIABLE, [one.name for one in candidates])
     for one in candidates:
         rivals = [other for other in candidates if other.name == one.name]

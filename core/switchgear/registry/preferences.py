@@ -1,4 +1,4 @@
-"""Preferences: for single operators, who is asked before everybody else, and who is not asked."""
+"""Preferences: for single operators, executors to ask before all others, and executors to leave out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from switchgear.errors import UnknownExecutor, did_you_mean
 from switchgear.ir.naming import symbols_of
 
-#: The options `prefer` and `avoid` of `jit`: a name or several, by operator as `symbols_of` knows them.
+#: The options `prefer` and `avoid` of `jit`: one or more names, by operator as in `symbols_of`.
 PerOperator: TypeAlias = Mapping[Any, str | Sequence[str]]
 
 
@@ -23,19 +23,19 @@ _Asked = TypeVar("_Asked", bound=_Named)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Preferences:
-    """Names, by the operator's."""
+    """Preferred and avoided names, by operator."""
 
     prefer: Mapping[str, Sequence[str]] = field(default_factory=dict)
     avoid: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def prefers(self, name: str, operator: str) -> bool:
-        """Whether it is asked about the operator before the others."""
+        """Check whether an executor is asked about the operator before the others."""
         return name in self.prefer.get(operator, ())
 
     def asked(
         self, sources: Sequence[_Asked], operator: str, declined: list[tuple[str, str]]
     ) -> Iterable[_Asked]:
-        """Who of `sources` is asked about the operator, in order; the others are `declined`."""
+        """Return the `sources` to ask about the operator, in order; add the avoided ones to `declined`."""
         avoided, preferred = self.avoid.get(operator, ()), self.prefer.get(operator, ())
         if not avoided and not preferred:
             return sources
@@ -48,7 +48,7 @@ class Preferences:
 
 
 def preferences(prefer: PerOperator, avoid: PerOperator, known: Collection[str]) -> Preferences:
-    """What the options say. Raises `UnknownExecutor` where one names nobody that is `known` to take part."""
+    """Return the preferences in the options. Raises `UnknownExecutor` for a name that is not `known` to participate."""
     return Preferences(_by_name("prefer", prefer, known), _by_name("avoid", avoid, known))
 
 

@@ -1,4 +1,4 @@
-"""Regions as plugins see them: calls that may run as one, and who is to run them."""
+"""Regions as plugins see them: calls that may run as one, and the choice of an executor."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Region(Shown):
 
     Attributes:
         trace: the operators of the region.
-        whole: the same, with the composites that executors run as one call.
-        candidates: the fusion executors that support all of it, in the order in which they were asked.
-        numbers: values of the trace's numbers where it is called; symbolic ones.
+        whole: the same calls, with the composites that executors run as one call.
+        candidates: the fusion executors that support all calls, in the order of asking.
+        numbers: values of the trace's numbers at the call; symbolic numbers.
     """
 
     trace: Trace

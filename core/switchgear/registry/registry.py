@@ -1,4 +1,4 @@
-"""Who can run and who can differentiate which operator: tables declared in files, installed on an explicit registry."""
+"""The registry of implementations and grad rules, and the tables in which plugins declare them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from switchgear.ir.naming import symbols_of
 from switchgear.ir.symbol import BoundSymbol
 from switchgear.showing import Shown, shortened
 
-#: Whether a call is accepted: True, or False, a reason, or `Declined`.
+#: Function that accepts a call with True, or declines it with False, a reason, or `Declined`.
 Checker: TypeAlias = Callable[[BoundSymbol], bool | str | Declined]
 Form: TypeAlias = Literal["pullback", "transform", "augmented"]
 Fn: TypeAlias = Callable[..., Any]
 
-#: What a Choice calls those who are no plugin, so that no plugin may be called so.
+#: Owners in a `Choice` that are not plugins; no plugin may have such a name.
 RESERVED = frozenset({"constant", "decomposition", "derived"})
 
 _Declared = TypeVar("_Declared", bound=Fn)
@@ -30,13 +30,13 @@ class _Decorator(Protocol):
 
 
 class _Checked:
-    """What entry and rule share: a checker that may decline a call."""
+    """The common part of entry and rule: a checker that may decline a call."""
 
     __slots__ = ()
     checker: Checker | None
 
     def declined(self, bound_symbol: BoundSymbol) -> Declined | None:
-        """The checker's objection to this call; None when it accepts."""
+        """Return the checker's objection to this call; None if it accepts."""
         answer = True if self.checker is None else self.checker(bound_symbol)
         if answer is True:
             return None
@@ -55,7 +55,7 @@ class _Checked:
 class ImplementationEntry(_Checked):
     """Registration of an implementation: `fn` runs the symbol, with the symbol's own arguments.
 
-    `owner` is an executor's name. `override`: whether it may replace an earlier registration of its owner.
+    `owner` is an executor's name. `override`: whether the entry may replace an earlier registration of its owner.
     """
 
     owner: str
@@ -69,9 +69,9 @@ class ImplementationEntry(_Checked):
 class GradRule(_Checked):
     """Registration of a grad rule for one symbol. `backward` is the second half of an augmented pair, else None.
 
-    `owner` is an executor's name, or that of a plugin of rules alone (or of its distribution). `override`: whether it
-    may replace an earlier registration of its owner. For messages, `label` is the name and version of the owner, and
-    `remedy` is the way to go on without it.
+    `owner` is the name of an executor, or of a plugin of rules alone (or of its distribution). `override`: whether the
+    rule may replace an earlier registration of its owner. For messages, `label` is the name and version of the owner,
+    and `remedy` is advice to continue without the rule.
     """
 
     owner: str
@@ -171,7 +171,7 @@ class Registry:
 
 
 class Table(Shown):
-    """Implementations and grad rules of one owner. It has no effect until it is installed, or passed to an executor.
+    """Implementations and grad rules of one owner. A table has no effect until installed, or passed to an executor.
 
     A `target` is a function of PyTorch, an operator overload or packet, a custom operator, or a name.
 
@@ -297,7 +297,7 @@ class Table(Shown):
         override: bool,
         backward: Fn | None = None,
     ) -> _Decorator:
-        """Take the decorated function as an implementation, or as a grad rule of this form."""
+        """Return a decorator that declares an implementation, or a grad rule of this form."""
         names = [symbol.name for symbol in symbols_of(target)]
 
         def declare(fn: _Declared, /) -> _Declared:
@@ -325,7 +325,7 @@ class Table(Shown):
 
 
 def describe(fn: object) -> str:
-    """A function's name and where it is written: `gelu (switchgear_example.rules:12)`."""
+    """Return a function's name and place in the source: `gelu (switchgear_example.rules:12)`."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     name = getattr(fn, "__qualname__", None) or repr(fn)
@@ -336,7 +336,7 @@ def describe(fn: object) -> str:
 
 
 def checked_owner(name: object) -> str:
-    """`name`, if it can be an executor's or a rule package's."""
+    """Return `name` if it is valid for an executor or a package of rules."""
     if (
         not isinstance(name, str)
         or not name

@@ -1,4 +1,4 @@
-"""Grad rules at work: the three forms in which a rule can be written, each brought to one."""
+"""Application of grad rules: the three forms of a rule, each converted to one form."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Pull: TypeAlias = Callable[[Grads], tuple[tuple[BoundSymbol, ...], Grads]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """A rule applied to a bound symbol: the forward it recorded, the outputs that it made, and its pullback."""
+    """A rule applied to a bound symbol: the recorded forward, the new outputs, and the pullback."""
 
     forward: tuple[BoundSymbol, ...]
     outputs: tuple[TensorProxy, ...]
@@ -41,28 +41,28 @@ class Applied:
 
 
 class OwnGradient(Protocol):
-    """How a symbol of a feature's is differentiated, where a rule would not do (`Symbol.gradient`)."""
+    """The derivative of a feature's symbol that a rule could not express (`Symbol.gradient`)."""
 
     def origin(self, item: BoundSymbol) -> RuleOrigin:
-        """Whose rule it is."""
+        """Return the origin of the rule."""
         ...
 
     def saved(self, item: BoundSymbol) -> tuple[TensorProxy, ...]:
-        """Values saved for the backward, which may read fewer of them than its own backward."""
+        """Return the values saved for the backward, which may read fewer of them than the rule's own backward."""
         ...
 
     def constant(self, item: BoundSymbol) -> tuple[BoundSymbol, ...]:
-        """The result of a call for which no gradient is needed."""
+        """Return the lines of a call for which no gradient is needed."""
         ...
 
     def linearise(self, item: BoundSymbol, doors: Doors, higher_order: bool) -> Applied:
-        """A call with its pullback."""
+        """Return a call with its pullback."""
         ...
 
 
 @dataclass(slots=True)
 class _Transform:
-    """What `get_grad` and `put_grad` do while a grad transform runs: cotangents by output, and gradients."""
+    """State of `get_grad` and `put_grad` while a grad transform runs: grad outputs by output, and gradients."""
 
     recorder: Recorder
     asked: dict[torch.Tensor, TensorProxy] = field(default_factory=dict)
@@ -75,13 +75,13 @@ _transform: contextvars.ContextVar[_Transform | None] = contextvars.ContextVar(
 
 
 def get_grad(output: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of a value, inside of a grad transform.
+    """Return the gradient of a value, inside a grad transform.
 
     Args:
         output: a value that the transform returns.
 
     Returns:
-        Its gradient, of the same shape, dtype and device.
+        Its gradient, with the same shape, dtype and device.
     """
     state = _running("get_grad")
     names, tracker = state.recorder.tape.names, state.recorder.tracker
@@ -99,7 +99,7 @@ def get_grad(output: torch.Tensor) -> torch.Tensor:
 
 
 def put_grad(argument: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    """Add to the gradient of an argument, inside of a grad transform.
+    """Add to the gradient of an argument, inside a grad transform.
 
     Args:
         argument: a tensor argument of the transform.
@@ -122,7 +122,7 @@ def apply_rule(
 ) -> Applied:
     """Run a rule's forward under the recorder, and check its result.
 
-    Its pullback runs in the grad mode of a backward: on if that backward is differentiated.
+    Its pullback runs in the grad mode of a backward: enabled if that backward is differentiated.
     """
     application = _Application(rule, bound_symbol, doors, higher_order)
     return application.transform() if rule.form == "transform" else application.pair()
@@ -133,7 +133,7 @@ class _Application:
         self, rule: GradRule, bound_symbol: BoundSymbol, doors: Doors, higher_order: bool
     ) -> None:
         self.rule = rule
-        #: Whose half of the rule runs: its own, or its backward.
+        #: The running half of the rule: `fn`, or its backward.
         self.running: Callable[..., Any] = rule.fn
         self.higher_order = higher_order
         self.bound_symbol = bound_symbol
@@ -147,9 +147,10 @@ class _Application:
             self.given = self._standing(self.tensors)
 
     def pair(self) -> Applied:
-        """The core form, `rule(*args, **kwargs) -> (outputs, pullback)`, or an augmented pair.
+        """Apply the core form, `rule(*args, **kwargs) -> (outputs, pullback)`, or an augmented pair.
 
-        That is `forward(*args, **kwargs) -> (outputs, residuals)`, `backward(*residuals, *grad_outputs) -> gradients`.
+        A pair is `forward(*args, **kwargs) -> (outputs, residuals)`, `backward(*residuals, *grad_outputs) ->
+        gradients`.
         """
         backward = self.rule.backward
         if self.rule.form == "augmented" and backward is None:
@@ -191,7 +192,7 @@ class _Application:
         return Applied(forward, outputs, pull)
 
     def transform(self) -> Applied:
-        """`rule(*args, **kwargs) -> outputs`, with calls of `get_grad` and `put_grad` on the way."""
+        """Apply `rule(*args, **kwargs) -> outputs`, with calls of `get_grad` and `put_grad` inside."""
         state = _Transform(self.recorder)
         change = Change(_transform.set, _transform.get())
         try:
@@ -223,7 +224,7 @@ class _Application:
     def _named(
         self, recorded: tuple[BoundSymbol, ...], outputs: tuple[TensorProxy, ...]
     ) -> tuple[tuple[BoundSymbol, ...], tuple[TensorProxy, ...]]:
-        """The recorded forward with the operator's own names for the outputs, where it makes them."""
+        """Return the recorded forward, with the operator's own names for outputs computed there."""
         made = {proxy.name for item in recorded for proxy in item.outputs}
         env: dict[str, TensorProxy] = {}
         named: list[TensorProxy] = []
@@ -253,7 +254,7 @@ class _Application:
         return torch.zeros(output.shape, dtype=output.dtype, device=output.device)
 
     def _standing(self, tensors: Iterable[torch.Tensor]) -> list[TensorProxy]:
-        """What they stand for by now."""
+        """Return the current proxies of tensors."""
         return [self.tracker.proxy_of(tensor) for tensor in tensors]
 
     def _outputs(self, result: object) -> tuple[TensorProxy, ...]:
@@ -293,7 +294,7 @@ class _Application:
         return proxy
 
     def _asked(self, state: _Transform, outputs: tuple[TensorProxy, ...]) -> Grads:
-        """The cotangent of each output, where the transform asked for it."""
+        """Return the grad output of each output, or None where the transform did not ask."""
         asked = {
             self.tracker.proxy_of(tensor).name: cotangent
             for tensor, cotangent in state.asked.items()
@@ -304,7 +305,7 @@ class _Application:
         return found
 
     def _put(self, state: _Transform) -> Grads:
-        """The gradient of each tensor argument, where the transform gave one."""
+        """Return the gradient of each tensor argument, or None where the transform gave none."""
         sums: dict[torch.Tensor, torch.Tensor | None] = {}
         for argument, gradient in state.put:
             if not any(argument is tensor for tensor in self.tensors):
@@ -342,7 +343,7 @@ class _Application:
 
 
 def _line_in(function: Callable[..., Any], error: Exception) -> str:
-    """Where in the file of a function it raised."""
+    """Return the place in the file of a function that raised an error."""
     while isinstance(function, functools.partial):
         function = function.func
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
@@ -353,7 +354,7 @@ def _line_in(function: Callable[..., Any], error: Exception) -> str:
 def _split(
     recorded: tuple[BoundSymbol, ...], cotangents: Iterable[TensorProxy]
 ) -> tuple[tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
-    """What does not depend on the cotangents, and what does."""
+    """Return the lines that do not depend on the grad outputs, and those that do."""
     dependent = {proxy.name for proxy in cotangents}
     forward: list[BoundSymbol] = []
     backward: list[BoundSymbol] = []

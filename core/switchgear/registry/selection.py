@@ -1,4 +1,4 @@
-"""The one place that decides who is asked about a bound symbol in a call of `jit`, in which order, and who takes it."""
+"""The single place that picks the executor and rules of a bound symbol: the sources asked, their order, the winner."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from switchgear.registry.plugins import installed as all_installed
 from switchgear.registry.preferences import PerOperator, Preferences, preferences
 from switchgear.registry.registry import GradRule, ImplementationEntry, Table, describe
 
-#: Who was asked and did not take a bound symbol, and why, in the order asked; executors that were skipped come first.
+#: Names of executors and rule sources that declined a bound symbol, with reasons, in order; skipped ones come first.
 Reasons: TypeAlias = tuple[tuple[str, str], ...]
 FIXED_SIZES = Declined("its regions are compiled for fixed sizes, and these are dynamic")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleSource:
-    """One who is asked about gradients: an executor, a package of rules, or a table passed to the call.
+    """A source of grad rules: an executor, a package of rules, or a table passed to the call.
 
-    `label` is its name and version, `remedy` how a user goes on without it, for messages.
+    For messages, `label` is its name and version, and `remedy` is advice to continue without it.
     """
 
     name: str
@@ -59,7 +59,7 @@ class RuleSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Claimant(RuleSource):
-    """An executor of the call, with what it registered and, for messages, its options; `is_listed` by the user."""
+    """An executor of the call, with its registrations and, for messages, its options; `is_listed` by the user."""
 
     executor: Executor
     implementations: Mapping[str, ImplementationEntry]
@@ -68,17 +68,17 @@ class Claimant(RuleSource):
 
     @property
     def code(self) -> str | None:
-        """A digest of its code; None where that is a script's own or a notebook's."""
+        """A digest of its code; None for the code of a script or a notebook."""
         return code_of(self.executor, iter(self.implementations.values()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """Who takes part in a call of `jit`, and the three decisions about a bound symbol.
+    """The participants of a call of `jit`, and the three decisions about a bound symbol.
 
-    `executors` are those that can run here, in the order asked; `skipped` pairs the others with the reason;
-    `passes` are those of the plugins that take part. `memory` is the option of `jit`; `fuel` says how many regions may
-    be fused; `choosers` are asked, in this order, who runs a region. `passed_over` are installed and take no part.
+    `executors` can run here, in the order of asking; `skipped` are the others, with reasons. `passes` come from
+    participating plugins. `memory` is the option of `jit`; `fuel` limits the number of fused regions. `choosers` choose
+    the executors of regions, in this order. `passed_over` are installed and do not participate.
     """
 
     executors: tuple[Executor, ...]
@@ -94,20 +94,20 @@ class Selection:
     passed_over: tuple[str, ...] = ()
     preferences: Preferences = field(default_factory=Preferences)
     check: bool = False
-    #: Who takes part, packages included: by name, or as an object where it is not installed.
+    #: The participants, packages included: by name, or as an object if not installed.
     team: tuple[str | Executor, ...] = ()
-    #: When regions are compiled.
+    #: The time at which regions are compiled.
     compile: CompileMode = "now"
-    #: What regions are to be run by, if that is known.
+    #: The known executors of regions, if any.
     answers: Answers | None = None
-    #: Where it is noted what became of each region.
+    #: The record of the outcome of each region.
     written: Answers | None = None
-    #: The file of decisions that are repeated or noted.
+    #: The file of decisions that are repeated or recorded.
     decisions: Path | None = None
 
     @property
     def fusion(self) -> Mapping[str, FusionExecutor]:
-        """Those of the executors that run regions, by name."""
+        """The executors that run regions, by name."""
         return {
             executor.name: executor
             for executor in self.executors
@@ -115,15 +115,15 @@ class Selection:
         }
 
     def passes_at(self, stage: Stage) -> tuple[PassPlacement, ...]:
-        """Those of the passes that run at a stage, in order."""
+        """Return the passes at a stage, in order."""
         return tuple([placement for placement in self.passes if placement.stage == stage])
 
     def without_fusion(self) -> Selection:
-        """A copy without the fusion executors."""
+        """Return a copy without the fusion executors."""
         return self._with(one for one in self.executors if one.name not in self.fusion)
 
     def exact(self) -> Selection:
-        """A copy with those executors alone that give PyTorch's bits; if there is none, those that do not fuse."""
+        """Return a copy with only the executors bit-identical to PyTorch; if none exist, without fusion executors."""
         exact = [executor for executor in self.executors if executor.is_exact]
         return self._with(exact) if exact else self.without_fusion()
 
@@ -136,7 +136,7 @@ class Selection:
         )
 
     def constant(self, bound_symbol: BoundSymbol) -> tuple[bool, str]:
-        """Whether a skip rule takes the bound symbol out of differentiation, and which rule answered."""
+        """Check whether a skip rule excludes the bound symbol from differentiation; return the answer and the rule."""
         for source in self.rule_sources:
             for rule in source.skip_rules:
                 with _blaming(source, "skip rule", rule.source, bound_symbol):
@@ -148,7 +148,7 @@ class Selection:
         return False, ""
 
     def grad_rule(self, bound_symbol: BoundSymbol) -> tuple[GradRule | None, Reasons]:
-        """The first grad rule that accepts the bound symbol, and who declined before it."""
+        """Return the first grad rule that accepts the bound symbol, and the earlier sources that declined."""
         name = bound_symbol.symbol.name
         declined = list(self.skipped)
         for source in self.preferences.asked(self.rule_sources, name, declined):
@@ -167,7 +167,7 @@ class Selection:
         return None, tuple(declined)
 
     def implementation(self, bound_symbol: BoundSymbol) -> tuple[Implementation | None, Reasons]:
-        """The first executor's implementation of the bound symbol as a whole, and who declined before it."""
+        """Return the first implementation of the bound symbol as a whole, and the earlier executors that declined."""
         declined = list(self.skipped)
         name = bound_symbol.symbol.name
         for claimant in self.preferences.asked(self.claimants, name, declined):
@@ -187,7 +187,7 @@ class Selection:
         warn_once(f"{message}; {remedy}")
 
     def takers(self, bound_symbols: Sequence[BoundSymbol]) -> tuple[FusionExecutor, ...]:
-        """The fusion executors that accept every one of some bound symbols, in the order asked."""
+        """Return the fusion executors that accept all bound symbols, in the order of asking."""
         fusion = self.fusion
         return tuple(
             fusion[claimant.name]
@@ -215,14 +215,14 @@ def select(
     compile: CompileMode | None = None,
     decisions: Path | None = None,
 ) -> Selection:
-    """Who takes part in a call of `jit` with these options.
+    """Return the participants of a call of `jit` with these options.
 
-    The order is that of `order`. An executor that is listed and cannot run here is skipped with one `PluginWarning`;
-    under `strict` that is an error.
+    Their order is described in `order`. An executor that is listed and cannot run here is skipped with one
+    `PluginWarning`; under `strict` this is an error.
     """
     asked = configured(order(plugins, executors), plugins, options)
     mode = compile or default_mode(_choosers(asked))
-    # of those that compile in a worker process it is asked there
+    # executors that compile in a worker process are asked there
     reasons = {
         executor: None
         if mode != "now" and _compiles_elsewhere(executor)
@@ -286,7 +286,7 @@ def select(
 
 
 def _features_of_others(plugins: Plugins) -> Iterator[Feature]:
-    """Those that are installed; imported for whoever names one that he does not use."""
+    """Yield the features of all installed plugins; the plugins are imported when a user names a feature not in use."""
     everyone = all_installed() if plugins.others else plugins
     yield from (feature for plugin in everyone.plugins for feature in plugin.features)
 
@@ -304,7 +304,7 @@ def _team(
 
 
 def _choosers(asked: Order) -> bool:
-    """Whether a plugin takes part that chooses who runs a region."""
+    """Check whether a participating plugin chooses the executors of regions."""
     return asked.is_measured and any(
         isinstance(one, Plugin) and one.chooser is not None for one in asked.asked
     )
@@ -317,7 +317,7 @@ def _compiles_elsewhere(executor: Executor) -> bool:
 def _passes(
     own: Sequence[PassPlacement | str], brought: Sequence[PassPlacement]
 ) -> tuple[PassPlacement, ...]:
-    """The passes of the plugins that take part, without those that are left out, and then the call's own."""
+    """Return the passes of participating plugins except those left out, followed by the call's own."""
     names = {placement.name for placement in brought}
     left_out = {item.removeprefix("-") for item in own if isinstance(item, str)}
     for item in own:
@@ -331,7 +331,7 @@ def _passes(
 
 
 def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
-    """The plugin whose registrations an executor uses: an installed one's, or those of one of its name and kind."""
+    """Return the installed plugin whose registrations an executor uses: its own, or by the same name and class."""
     installed = {own.name: own for own in plugins.executors}.get(executor.name)
     if installed is None:
         return None
@@ -341,7 +341,7 @@ def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
 
 
 def _claimant(executor: Executor, home: Plugin | None, asked: Order, *, first: bool) -> Claimant:
-    """What the executor registered through its plugin, else in its own table as it is now.
+    """Return an executor with its plugin's registrations, or else those in its own table now.
 
     The skip rule of a plugin is asked once, with the `first` of its executors.
     """
@@ -365,7 +365,7 @@ def _skip_rules(plugin: Plugin) -> tuple[SkipRule, ...]:
 
 
 def _table_source(plugins: Plugins, table: Table | str) -> RuleSource:
-    """A table of the call, or the rules of an installed plugin by its name."""
+    """Return the source for a table of the call, or for the rules of an installed plugin by name."""
     remedy = "leave it out of grad_rules"
     if isinstance(table, str):
         one = installed(plugins, table)
@@ -414,7 +414,7 @@ def _claim_or_reason(executor: Executor, answer: object) -> Implementation | Dec
 
 @dataclass(slots=True)
 class _blaming:
-    """Name whose code it is that raises inside; a class, for it is entered for every bound symbol again and again."""
+    """Context that names the owner of failing code; a class, because each bound symbol enters it repeatedly."""
 
     source: RuleSource
     role: str
@@ -423,7 +423,7 @@ class _blaming:
     outside: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
-        if active_recorder() is not None:  # of the capture that a derivative is taken in
+        if active_recorder() is not None:  # a capture in which a derivative is taken
             self.outside = uncaptured()
             self.outside.__enter__()
 

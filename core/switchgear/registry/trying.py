@@ -1,4 +1,4 @@
-"""Trying: each plugin is imported in a process of its own, which a crash or a hang ends in its place."""
+"""Trying: each plugin is imported in a separate process, so that a crash or a hang does not end this process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from switchgear.registry.hookspecs import PROJECT
 from switchgear.registry.plugin import PluginStatus
 from switchgear.registry.plugins import load, loaded_once, plugin_report
 
-#: Seconds that a plugin may take, the import of PyTorch included.
+#: Seconds allowed for a plugin, including the import of PyTorch.
 PATIENCE = 120.0
 
 
 def crashes() -> dict[EntryPoint, str]:
-    """How plugins ended or held up their processes, by their import or when asked whether they can run here.
+    """Return how plugins crashed or hung in their import, or when asked whether they can run here.
 
-    They are not imported in this one any more.
+    Such plugins are no longer imported in this process.
     """
     entries = loaded_once().untried
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -32,7 +32,7 @@ def crashes() -> dict[EntryPoint, str]:
 
 
 def tried_report() -> tuple[PluginStatus, ...]:
-    """`plugin_report`, in which those that crash or hang have failed."""
+    """Return `plugin_report`, in which plugins that crash or hang have failed."""
     crashes()
     return plugin_report()
 
@@ -62,7 +62,7 @@ def _outcome(entry: EntryPoint) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Load one plugin, and end at once, whatever it started."""
+    """Load one plugin and exit at once, whatever it has started."""
     name, value = arguments
     warnings.simplefilter("ignore")
     _ = load([EntryPoint(name, value, PROJECT)]).report

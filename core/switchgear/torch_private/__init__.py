@@ -1,10 +1,8 @@
-"""Every private module and function of PyTorch that the core leans on, a file for each thing that it is about.
+"""Every private module and function of PyTorch used by the core, in a file for each subject.
 
-What tensors tell of themselves (`_base`, `_version`, `_is_view()`) is asked where it is needed.
-
-`names` lists them: one that a new PyTorch renames is found there, and by `switchgear doctor`. Tested against each
-supported torch by `tests/core/test_private_names.py`, that they are there, and `tests/core/test_torch_private.py`, what
-they do.
+Private attributes of tensors (`_base`, `_version`, `_is_view()`) are read where needed. `names` lists all names, and
+finds a name that a new PyTorch renames; so does `switchgear doctor`. Two files of tests check each supported torch:
+`tests/core/test_private_names.py` the names, and `tests/core/test_torch_private.py` their behaviour.
 """
 
 from switchgear.torch_private.autograd import *

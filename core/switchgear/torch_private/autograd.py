@@ -21,13 +21,13 @@ from switchgear.torch_private.names import private
 
 
 def is_one_of_several(view: torch.Tensor) -> bool:
-    """Whether an operator made a view together with others, so that autograd refuses it once its base is written to."""
+    """Check whether a view was created together with others; autograd refuses it once its base is written to."""
     several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
     return view._is_view() and torch._C._autograd._get_creation_meta(view) == several
 
 
 def view_again(view: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """Of another base what `view` is of its own, by the same calls."""
+    """Apply the calls that made `view` from its base to another base."""
     return view._view_func_unsafe(base)  # type: ignore[no-any-return]
 
 
@@ -43,13 +43,13 @@ def gradients(
     *,
     create_graph: bool,
 ) -> Sequence[torch.Tensor | None]:
-    """`torch.autograd.grad`, for cotangents of the outputs' sizes: it imports sympy to compare them."""
+    """Return `torch.autograd.grad` for grad outputs of the right sizes, without its check of sizes by sympy."""
     ends = tuple(outputs), tuple(cotangents), create_graph, create_graph, tuple(inputs)
     return _run_backward(*ends, True, accumulate_grad=False)
 
 
 def make_non_leaf(wrapper: torch.Tensor) -> None:
-    """Give a wrapper requires_grad and a history, as the result of an operator has."""
+    """Give a wrapper requires_grad and a history, as for the result of an operator."""
     with torch.enable_grad():
         example = torch.zeros(1, requires_grad=True).clone()
     torch._mirror_autograd_meta_to(example, wrapper)  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def make_non_leaf(wrapper: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def saved_tensors_hooks_off() -> Iterator[None]:
-    """Set aside the hooks for saved tensors that are active: what is traced saves nothing real."""
+    """Return a context without the active hooks for saved tensors: traced code saves nothing real."""
     autograd: Any = torch._C._autograd
     # each step runs in C as a whole, so an interrupt finds a pair of hooks in PyTorch's stack or in this one
     tops = iter(functools.partial(autograd._top_saved_tensors_default_hooks, True), None)
@@ -77,17 +77,17 @@ def _push_hooks(stack: list[Any]) -> None:
         collections.deque(itertools.starmap(push, iter(stack.pop, None)), maxlen=0)
 
 
-#: The `context_fn` of `torch.utils.checkpoint.checkpoint` that stands for none.
+#: The default `context_fn` of `torch.utils.checkpoint.checkpoint`.
 NO_CONTEXT = torch.utils.checkpoint.noop_context_fn
 
 
 def checkpoint_regions(
     region: Callable[[Callable[..., Any], Callable[[], Any]], AbstractContextManager[None]],
 ) -> AbstractContextManager[None]:
-    """Run what `torch.utils.checkpoint` marks in `region(fn, context_fn)`."""
+    """Return a context that runs regions of `torch.utils.checkpoint` in `region(fn, context_fn)`."""
 
     module, name = torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"
-    # 2.14 keeps the old name for others, and calls a new one: regions went unseen, and were no regions
+    # 2.14 keeps the old name for other callers, and calls a new one: regions went unseen, and were no regions
     is_new = hasattr(module, f"{name}_impl")
 
     def generator(original: Any, fn: Any, *rest: Any, **options: Any) -> Iterator[None]:
@@ -98,9 +98,9 @@ def checkpoint_regions(
 
 
 def selective_policy(context_fn: Callable[[], Any]) -> Callable[..., bool] | None:
-    """Whether a selective policy saves what an overload made: from the overload, its arguments and its result.
+    """Return whether a selective policy saves a result, as a function of overload, arguments and result.
 
-    None where `context_fn` has no policy, and NotImplemented where it is no way to have one.
+    None for the default `context_fn`, and NotImplemented for one without a policy.
     """
     if context_fn is NO_CONTEXT:
         return None
@@ -126,42 +126,42 @@ def selective_policy(context_fn: Callable[[], Any]) -> Callable[..., bool] | Non
 
 
 def fastest_entry(fn: Callable[..., object]) -> Callable[..., object]:
-    """What a function comes to by one call less: of an operator overload, what its wrapper in Python calls."""
+    """Return a function that does the same with one call less: for an overload, the target of its Python wrapper."""
     return fn._op if type(fn) is OpOverload else fn
 
 
 def forward_mode_active() -> bool:
-    """Whether a level of forward-mode differentiation is entered, so that tensors may carry tangents."""
+    """Check whether a level of forward-mode differentiation is active, so that tensors may carry tangents."""
     return forward_ad._current_level >= 0
 
 
 def has_tangents(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether one of these tensors carries a tangent."""
+    """Check whether one of these tensors carries a tangent."""
     return any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def node_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """`node.apply` for arguments none of which a `torch.func` transform has wrapped, and outside of any."""
+    """Return `node.apply` for use outside `torch.func` transforms, with arguments that no transform has wrapped."""
     return super(torch.autograd.Function, node).apply  # type: ignore[misc, no-any-return]
 
 
 def is_python_node(node: object, apart: type[torch.autograd.Function]) -> bool:
-    """Whether a node of autograd is that of a Function, and not of the one that stands `apart`."""
+    """Check whether a node of autograd belongs to a Function other than `apart`."""
     kind = torch.autograd.function.BackwardCFunction
     return isinstance(node, kind) and not isinstance(node, apart._backward_cls)
 
 
 def make_lean(node: type[torch.autograd.Function], *slots: str) -> None:
-    """Give nodes slots, so that no dict is made for them, and let the engine call `node.backward` itself.
+    """Give nodes slots instead of a dict, and let the engine call `node.backward` directly.
 
-    Else it calls a method that finds out each time what is to be called.
+    Otherwise the engine calls a method that looks up the backward each time.
     """
     kind: Any = node._backward_cls
     node._backward_cls = type(kind.__name__, (kind,), {"__slots__": slots, "apply": node.backward})
 
 
 def global_module_hooks() -> tuple[Any, ...]:
-    """The hooks that PyTorch calls for every module."""
+    """Return PyTorch's hooks on every module."""
     module: Any = torch.nn.modules.module
     names = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
     return tuple([getattr(module, f"_global_{name}") for name in names])
@@ -175,7 +175,7 @@ def clear_saved_tensors(ctx: object) -> None:
 
 
 def unwatch_saved_tensors(ctx: Any, indices: Iterable[int]) -> None:
-    """Let a node give saved tensors even if they were written to since it saved them."""
+    """Let a node return saved tensors even if they were written to after saving."""
     saved = ctx._raw_saved_tensors
     for index in indices:
         saved[index].register_hooks(lambda tensor: tensor, lambda tensor: tensor)

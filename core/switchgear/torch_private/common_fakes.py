@@ -1,6 +1,6 @@
-"""Fakes of the commonest operators, by kernels that import nothing, or by the shapes of results laid out plainly.
+"""Fakes of the commonest operators, by kernels without imports, or from the layouts of results.
 
-PyTorch computes most fakes by formulas in Python, which import TorchDynamo and sympy: a second in every process.
+PyTorch computes most fakes by formulas in Python, whose imports of TorchDynamo and sympy cost a second per process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def _overloads(names: str) -> frozenset[OpOverload]:
-    """Operators of these names, as far as PyTorch has them."""
+    """Return the existing operators of these names."""
     parts = [name.split(".") for name in names.split()]
     return frozenset(
         getattr(getattr(aten, packet), overload)
@@ -39,13 +39,13 @@ _BY_META_KERNEL = _overloads(
     "split.Tensor split_with_sizes.default squeeze.default squeeze.dim squeeze.dims t.default transpose.int "
     "unbind.int unfold.default unsqueeze.default view.default zeros.default"
 )
-#: Those of which that holds for the overload that writes its result to a tensor.
+#: Operators whose `out` overload has such a kernel.
 _BY_OUT = {
     aten.gather.default: aten.gather.out,
     aten.scatter.src: aten.scatter.src_out,
     aten.scatter.value: aten.scatter.value_out,
 }
-#: Of which each consists of others.
+#: Operators composed of others.
 _COMPOSITE = _overloads(
     "flatten.using_ints to.device to.dtype var_mean.dim where.ScalarOther where.ScalarSelf"
 )
@@ -56,12 +56,12 @@ _REDUCTIONS = _overloads(
     "var_mean.correction"
 )
 _VARIANCES = _overloads("var_mean.correction")
-#: Whose kernels take tensors of any layouts in the order of the arguments, by which strides are chosen.
+#: Operators whose kernels accept any layouts, and choose strides by the order of the arguments.
 _IN_ORDER = _overloads(
     "add.Tensor bitwise_and.Tensor bitwise_or.Tensor div.Tensor eq.Tensor ge.Tensor gt.Tensor le.Tensor lt.Tensor "
     "maximum.default minimum.default mul.Tensor ne.Tensor sub.Tensor where.self"
 )
-#: Pointwise operators of more than one kernel.
+#: Pointwise operators with more than one kernel.
 _NOT_ONE_KERNEL = _overloads("angle.default clone.default ldexp.Tensor mvlgamma.default")
 _MATRICES = {
     aten.mm.default: 2,
@@ -74,7 +74,7 @@ _MATRICES = {
 def common_fake(
     mode: FakeMode, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Any:
-    """What a common operator returns for fakes without lazy bits; None where PyTorch's formula is to say it."""
+    """Return the fake result of a common operator on fakes without lazy bits; None if PyTorch's formula must decide."""
     tensors = list(tensors_in((args, kwargs)))
     devices = {fake.fake_device for fake in tensors if isinstance(fake, fake_tensor.FakeTensor)}
     if any(fake.is_conj() or fake.is_neg() for fake in tensors) or kwargs.get("pin_memory"):
@@ -98,7 +98,7 @@ def common_fake(
             with real_dispatch():
                 result = _laid_out(func, tensors, args, kwargs)
     except (RuntimeError, TypeError, IndexError):
-        return None  # as PyTorch's formula says, or for want of a kernel on the CPU
+        return None  # PyTorch's formula raises, or the CPU has no kernel
     (device,) = devices
     return map_tensors(lambda meta: fake_tensor.FakeTensor(mode, meta, device), result)
 
@@ -106,7 +106,7 @@ def common_fake(
 def _laid_out(
     func: OpOverload, tensors: Sequence[torch.Tensor], args: Sequence[Any], kwargs: Any
 ) -> Any:
-    """Tensors without data as the operator returns them, where its kernel for the meta device does not say."""
+    """Return meta tensors with the layout of the operator's results, if its meta kernel does not tell."""
     if func in _MATRICES:
         return _product(_MATRICES[func], tensors)
     if func in _REDUCTIONS:
@@ -133,7 +133,7 @@ def _of_dtype(meta: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _product(dims: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """A product of matrices, or of batches of them, to which another tensor may be added."""
+    """Return the product of matrices, or of batches of matrices, with an optional added tensor."""
     *added, left, right = tensors
     fits = left.dim() == right.dim() == dims and left.shape[-1] == right.shape[-2]
     if not fits or left.shape[:-2] != right.shape[:-2] or len({one.dtype for one in tensors}) > 1:
@@ -146,9 +146,9 @@ def _product(dims: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _reduced(func: OpOverload, reduced: torch.Tensor, *rest: Any, **options: Any) -> Any:
-    """Contiguous results; what its kernel refuses, and the dtypes, are those of a tensor of one element at most."""
+    """Return contiguous results; errors and dtypes come from the kernel on a tensor of at most one element."""
     if func in _VARIANCES and not (options.get("correction") == 0 and reduced.numel()):
-        return None  # its kernel warns of so few elements
+        return None  # its kernel warns about so few elements
     dims, keepdim = (*rest, None, None)[:2]
     gone = {dim % reduced.dim() for dim in dims or range(reduced.dim())} if reduced.dim() else set()
     shape = [1 if i in gone else size for i, size in enumerate(reduced.shape)]
@@ -168,10 +168,10 @@ def _is_pointwise(func: OpOverload) -> bool:
 
 
 def _pointwise(func: OpOverload, args: Sequence[Any]) -> torch.Tensor | None:
-    """The dtype is that of its kernel, of no elements."""
+    """Return a pointwise result, with the dtype of the kernel on tensors without elements."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
     empty = map_tensors(lambda one: torch.zeros((0,) * one.dim(), dtype=one.dtype), args)
-    # in the order of the arguments, as kernels choose strides by
+    # in the order of the arguments, by which kernels choose strides
     layouts = list(dict.fromkeys([(one.shape, one.stride()) for one in tensors]))
     operands = [torch.empty_strided(*layout, device="meta") for layout in layouts]
     if func in TAKE_NUMBERS and len(tensors) == 1:

@@ -1,4 +1,4 @@
-"""TorchDynamo: what it is to leave alone, and what it makes of a function, part by part."""
+"""TorchDynamo: code that TorchDynamo must not touch, and the conversion of a function into graphs."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _Strategy = private("torch._C._dynamo.eval_frame._FrameExecStrategy")
 
 
 def opaque(function: Function) -> Function:
-    """The function itself, which TorchDynamo neither inlines nor looks into, nor what it calls.
+    """Return the function, marked against inlining and inspection by TorchDynamo, together with its callees.
 
-    That of `torch.compiler.disable` is a wrapper, which costs as much as a call of what was compiled.
+    `torch.compiler.disable` would return a wrapper, which costs as much as a call of the compiled function.
     """
     function.__dict__["_torchdynamo_disable"] = True
     function.__dict__["_torchdynamo_disable_msg"] = "it is compiled by Switchgear already"
     with contextlib.suppress(
         AttributeError, Unsupported
-    ):  # where one is missing, nothing is compiled
+    ):  # without these names, nothing is compiled
         _set_strategy(function.__code__, _Strategy(_Action.SKIP, _Action.SKIP))
     return function
 
 
 def can_take_apart() -> bool:
-    """Whether this PyTorch's TorchDynamo has what `taken_apart` uses."""
+    """Check whether this PyTorch's TorchDynamo has the names for `taken_apart`."""
     try:
         check_names(dynamo=True)
     except Unsupported:
@@ -56,10 +56,10 @@ def taken_apart(
     guarded: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda convert: convert,
     distrusts: Callable[[Any], bool] = lambda frame: False,
 ) -> Callable[..., Any]:
-    """The function as TorchDynamo runs it, each graph by what `backend` makes of it; `note(reason)` for each break.
+    """Return the function as run by TorchDynamo: each graph by `backend`; each break calls `note(reason)`.
 
-    `guarded` decorates the conversion of a frame. A frame in which TorchDynamo itself fails runs in eager from then on,
-    as does one that `distrusts` returns True for, before or after it was converted, with everything that it calls.
+    `guarded` decorates the conversion of a frame. A frame in which TorchDynamo itself fails runs in eager from then on.
+    So does a frame for which `distrusts` returns True, before or after its conversion, with all its callees.
     """
     dynamo = importlib.import_module("torch._dynamo")
     # TorchDynamo switches the checks of torch.distributions off for the process (2.10 to 2.13): wrong arguments would
@@ -67,21 +67,22 @@ def taken_apart(
     distribution: Any = torch.distributions.Distribution
     with replaced(distribution, "_validate_args", distribution._validate_args):
         context = dynamo.optimize(backend, dynamic=dynamic)
-    if hasattr(context, "callback"):  # else it is switched off
+    if hasattr(context, "callback"):  # otherwise TorchDynamo is switched off
         context.callback = _Conversion(guarded(context.callback), note, distrusts)
     taken: Callable[..., object] = context(function)
     return taken
 
 
 def traced_code() -> list[types.CodeType]:
-    """Return the code of the frame that is being converted, and all code that was inlined into it so far."""
+    """Return the code of the frame under conversion, and all code inlined into it so far."""
     return importlib.import_module("torch._dynamo.utils").get_traced_code() or []
 
 
-#: Numbers are specialised on, as by capture: else they are tensors whose `item()` no trace holds. NumPy runs as it is:
-#: TorchDynamo takes PyTorch's operators, which give other bits and types. `addcmul_` stays what it is: an `fma` rounds
-#: once. An `assert` of a tensor stays one, which raises AssertionError. Hooks that come to a module later are noticed.
-#: How often code is converted is for `distrusts` to count: code that functions share would share a limit.
+#: Floats are specialised, as by capture: otherwise they are tensors whose `item()` no trace holds. NumPy runs
+#: unchanged:
+#: TorchDynamo would use PyTorch's operators, with other bits and types. `addcmul_` is not decomposed: an `fma` rounds
+#: once. An `assert` of a tensor stays, and raises AssertionError. Hooks added to a module later are noticed.
+#: `distrusts` limits the conversions of code: a limit here would be shared by functions that share code.
 _FAITHFUL = {
     "specialize_float": True,
     "trace_numpy": False,
@@ -95,11 +96,11 @@ _FAITHFUL = {
 
 @contextlib.contextmanager
 def _own_settings() -> Iterator[None]:
-    """Convert as eager would run, and quietly.
+    """Return a context that converts as eager would run, and quietly.
 
     Optimizers run in eager. Seen with PyTorch 2.13: TorchDynamo takes Adam's path for captured graphs, which rounds
-    otherwise, and gives NaN where the learning rate is 0, as at the start of a warm-up. `is_compiling()` is False, as
-    in eager and under capture: code that asks for it computes something else.
+    differently, and gives NaN if the learning rate is 0, as at the start of a warm-up. `is_compiling()` is False, as in
+    eager and under capture: code that asks for it computes something else.
     """
     config, rules = map(
         importlib.import_module, ("torch._dynamo.config", "torch._dynamo.trace_rules")
@@ -116,7 +117,7 @@ def _own_settings() -> Iterator[None]:
     ):
         answers.update(dict.fromkeys([one for one in before if "compiling" in one.__name__], False))
         stack.callback(answers.update, before)
-        # of how it traces, which the caller did not ask it to; who asks by TORCH_LOGS is told
+        # warnings about tracing, which the caller did not request; users of TORCH_LOGS still see logs
         warnings.filterwarnings("ignore", module=r"torch\._dynamo")
         if logger.getEffectiveLevel() == logging.WARNING:
             stack.callback(logger.setLevel, logger.level)
@@ -125,7 +126,7 @@ def _own_settings() -> Iterator[None]:
 
 
 class _Conversion:
-    """TorchDynamo's conversion of a frame, once for each kind of call; PyTorch knows the backend by the attribute."""
+    """TorchDynamo's conversion of a frame, once per kind of call; PyTorch finds the backend by the attribute."""
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class _Conversion:
 
     def __call__(self, frame: Any, *rest: object) -> object:
         strategy = _Strategy(_Action.SKIP, _Action.SKIP)
-        # other functions that share code go on to have theirs converted
+        # other functions with the same code are still converted
         original = self._left(frame_exec_strategy=strategy, apply_to_code=False)
         if self._distrusts(frame):
             return original
@@ -150,25 +151,25 @@ class _Conversion:
             with _own_settings():
                 result = self._torchdynamo_orig_backend(frame, *rest)
         except Exception as error:
-            # raised, it would end a call that has done half of what it does
+            # an exception here would abort a call that is half done
             reason = str(error).strip().partition("\n\n")[0].replace("\n", " ")
             self._note(f"{type(error).__name__}: {reason}")
             result = self._left()
         for reason in self._counters["graph_break"] - before:
             self._note(reason.strip().partition("\n")[0])
             if "torch.autograd.grad`" in reason:
-                # of two results of one graph, autograd does not know that one is made of the other
+                # for two results of one graph, autograd does not know a dependence between them
                 result = self._left(frame_exec_strategy=strategy)
         return original if self._distrusts(None) else result
 
 
 @contextlib.contextmanager
 def compiled_run_plainly() -> Iterator[None]:
-    """What `torch.compile` has made, or makes here, runs as it was; TorchDynamo would take note that it fails there.
+    """Run functions of `torch.compile` uncompiled inside; otherwise TorchDynamo would remember a failure there.
 
     Eager `flex_attention` compiles a part of itself, and would fail from then on.
     """
-    # where TorchDynamo is not imported, nothing was made, and no stance set
+    # without TorchDynamo imported, nothing is compiled, and no stance is set
     loaded = sys.modules.get("torch._dynamo.eval_frame")
     if loaded is not None:
         check_names(dynamo=True)
@@ -185,7 +186,7 @@ def _as_it_is(original: Any, model: Any = None, **options: Any) -> Any:
 
 
 def tracing() -> bool:
-    """Whether something traces here: `torch.compile`, `torch.export`, a `torch.func` transform, a dispatch mode."""
+    """Check whether `torch.compile`, `torch.export`, a `torch.func` transform or a dispatch mode is active here."""
     return (
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()

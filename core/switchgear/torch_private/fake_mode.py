@@ -1,4 +1,4 @@
-"""The mode of fake tensors: what operators return is remembered by the layouts that they are called on."""
+"""The mode of fake tensors: results of operators are remembered by the layouts of their arguments."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ from switchgear.torch_private.sizes import SYMBOLIC
 
 
 def new_fake_mode(shape_env: Any = None) -> FakeMode:
-    """A mode in which operators compute metadata only; sizes are static but for those of a shape environment."""
+    """Return a mode in which operators compute metadata only; sizes are static unless a shape environment is given."""
     return _FakeMode(shape_env)
 
 
 def asks_device(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call asks for the device of a fake tensor, as is done more often than anything else."""
+    """Check whether a call reads the device of a fake tensor, the most frequent call of all."""
     return func is torch.ops.prim.device.default and is_fake(args[0])
 
 
 def _viewed(fake: torch.Tensor, viewed: torch.Tensor) -> torch.Tensor:
-    """A view of other sizes, with strides as the kernel has them, or its refusal; fakes differ beside sizes of one."""
+    """Return a view with other sizes and the kernel's strides, or its error; fakes differ next to sizes of 1."""
     made = torch.empty_strided(viewed.shape, viewed.stride(), device="meta").view(fake.shape)
     is_alike = made.stride() == fake.stride()
     return fake if is_alike else fake.as_strided(fake.shape, made.stride())
 
 
 class _FakeMode(FakeMode):
-    """Fake tensors, with fakes of our own where PyTorch's are stricter than their kernels, or laxer.
+    """Mode of fake tensors, with separate fakes where PyTorch's are stricter or laxer than their kernels.
 
-    PyTorch's constructor imports TorchDynamo for its settings: it runs when what it sets is first asked for.
+    PyTorch's constructor imports TorchDynamo for its settings: it runs when a setting is first read.
     """
 
     def __init__(self, shape_env: Any) -> None:
@@ -129,12 +129,12 @@ class _FakeMode(FakeMode):
                     _RESULTS.clear()
                 _RESULTS[key] = _Result.of(self, result, args, kwargs or {})
             return result
-        # kernels in C++ know numbers alone; what was dispatched, and is recorded, stays
+        # kernels in C++ accept numbers only; the dispatched and recorded operator stays
         with enable_python_dispatcher():
             return self._by_formula(func, types, args, kwargs)
 
     def _by_formula(self, func: Any, types: Any, args: Any, kwargs: Any) -> object:
-        """PyTorch's own fake; those of losses' derivatives in 2.13 divide by the number of elements, which may be 0."""
+        """Return PyTorch's own fake; formulas of loss derivatives in 2.13 divide by the number of elements, maybe 0."""
         with replaced(_FAKE_LOGGER, "disabled", True):
             try:
                 result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -147,14 +147,14 @@ class _FakeMode(FakeMode):
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What an operator returns: `kind` is None for one tensor; of each, its layout and the argument it is a view of."""
+    """Results of an operator: `kind` is None for a single tensor; `items` hold layouts and viewed arguments."""
 
     kind: type | None
     items: tuple[tuple[Layout, int | None] | None, ...]
 
     @classmethod
     def of(cls, mode: FakeMode, result: Any, args: tuple[Any, ...], kwargs: Any) -> _Result | None:
-        """That of a call; None where the tensors cannot be made again from layouts."""
+        """Return the results of a call; None if the tensors cannot be rebuilt from layouts."""
         kind = type(result) if isinstance(result, (tuple, list)) else None
         homes = [storage_key(other) for other in tensors_in((args, kwargs))]
         items: list[tuple[Layout, int | None] | None] = []
@@ -190,7 +190,7 @@ class _Result:
 
 
 def _result(mode: FakeMode, known: _Result, args: tuple[object, ...]) -> object:
-    """Fresh fake tensors as an operator makes them of these arguments."""
+    """Return fresh fake tensors, as an operator creates them from these arguments."""
     made = [
         item and fake_of_layout(mode, item[0], None if item[1] is None else args[item[1]])
         for item in known.items
@@ -200,8 +200,8 @@ def _result(mode: FakeMode, known: _Result, args: tuple[object, ...]) -> object:
     return known.kind(*made) if hasattr(known.kind, "_fields") else known.kind(made)
 
 
-#: What operators return by their arguments, None where nothing is to be remembered: PyTorch's own memory of that takes
-#: several times as long to ask.
+#: Results of operators by their arguments; None if they must not be remembered. A lookup in PyTorch's own cache takes
+#: several times as long.
 _RESULTS: dict[object, _Result | None] = {}
 _RESULTS_LIMIT = 10_000
 _DATA_TAGS = frozenset(
@@ -210,16 +210,16 @@ _DATA_TAGS = frozenset(
 
 
 def clear_fake_results() -> None:
-    """Forget what operators return."""
+    """Clear the remembered results of operators."""
     _RESULTS.clear()
 
 
 class _NotPlain(Exception):
-    """An argument that a key cannot be made of."""
+    """Error for an argument that cannot be part of a key."""
 
 
 def _call_key(mode: FakeMode, func: object, args: tuple[object, ...], kwargs: object) -> object:
-    """What the layouts of an operator's results depend on, or None where they depend on more."""
+    """Return a key for the layouts of an operator's results; None if they depend on more."""
     if not _is_regular(func) or torch.is_inference_mode_enabled():
         return None
     try:
@@ -233,7 +233,7 @@ def _call_key(mode: FakeMode, func: object, args: tuple[object, ...], kwargs: ob
 
 @functools.cache
 def _is_regular(func: object) -> bool:
-    """Whether an operator is PyTorch's, writes to nothing, and asks for no data and no bounds of memory."""
+    """Check whether an operator is PyTorch's, writes nothing, and needs neither data nor bounds of memory."""
     if not isinstance(func, OpOverload) or func.namespace != "aten" or func._schema.is_mutable:
         return False
     named = any(part in func._opname for part in ("as_strided", "lift", "resize", "zerotensor"))
@@ -255,7 +255,7 @@ def _part(mode: FakeMode, value: object) -> object:
     return (type(value), value)
 
 
-#: Says which kernels know numbers alone, and which calls fail, where both are seen to in other ways.
+#: Logger of kernels that accept numbers only, and of failing calls; both are handled elsewhere.
 _FAKE_LOGGER = logging.getLogger("torch._subclasses.fake_tensor")
 _SUBTRACTIONS = frozenset(
     getattr(packet, name)
@@ -275,7 +275,7 @@ def _is_boolean(operand: object) -> bool:
 def _grouped_mm_fake(
     mode: FakeMode, a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> object:
-    """Groups are the first dimension of a 3-d operand, and cut by `offs` from a 2-d one; rows are 16-byte aligned."""
+    """Return the fake of a grouped product: groups are dimension 0, or cut by `offs`; rows are 16-byte aligned."""
     groups = (offs if a.dim() == 2 else a).shape[:1] if a.dim() == b.dim() else ()
     shape = (*groups, a.shape[-2], b.shape[-1])
     alignment = 16 // a.element_size()

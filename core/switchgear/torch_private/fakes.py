@@ -1,4 +1,4 @@
-"""Fake tensors, made of layouts alone."""
+"""Fake tensors created from layouts alone."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NO_FAKE: type[Exception] = private("torch._subclasses.fake_tensor.UnsupportedOpe
 
 
 def is_fake(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is one of a fake mode's."""
+    """Check whether a tensor belongs to a fake mode."""
     return isinstance(tensor, fake_tensor.FakeTensor)
 
 
 def make_fake(mode: FakeMode, layout: Layout) -> torch.Tensor:
-    """A fake tensor of that layout."""
+    """Return a fake tensor with a layout."""
     shape, stride, dtype, device, offset, is_conj, is_neg = layout
     if mode.shape_env is None and not offset:
         with outside_autograd():
@@ -63,7 +63,7 @@ Layout: TypeAlias = tuple[Any, Any, torch.dtype, torch.device, int, bool, bool]
 
 
 def fake_of_layout(mode: FakeMode, layout: Layout, home: Any = None) -> fake_tensor.FakeTensor:
-    """A fake tensor, in the storage of another one if `home` is that."""
+    """Return a fake tensor, in the storage of `home` if given."""
     shape, stride, dtype, device, offset, is_conj, is_neg = layout
     with fake_tensor.in_kernel_invocation_manager(mode):
         meta: Any = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
@@ -77,7 +77,7 @@ def fake_of_layout(mode: FakeMode, layout: Layout, home: Any = None) -> fake_ten
 
 
 def layout_of(mode: FakeMode, fake: fake_tensor.FakeTensor) -> Layout | None:
-    """The layout of a strided tensor of this mode, of which nothing else is known but whether it requires grad."""
+    """Return the layout of a strided tensor of this mode; None if more than layout and requires_grad is known."""
     if fake.fake_mode is not mode or fake.constant is not None or fake.layout is not torch.strided:
         return None
     place: Any = fake.storage_offset()

@@ -1,4 +1,4 @@
-"""Functionalization: writes become values, and wrappers stand for them."""
+"""Functionalization: writes become values, and wrappers stand for the written tensors."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ is_wrapper: Callable[[torch.Tensor], bool] = private("torch._is_functional_tenso
 
 @functools.cache
 def functionalize_keys() -> Any:
-    """The dispatch key of functionalization, as a set."""
+    """Return the dispatch key of functionalization, as a set."""
     return torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
 
 
 @contextlib.contextmanager
 def functionalization() -> Iterator[None]:
-    """In-place calls on wrappers dispatch as functional ones while this is active; nests."""
+    """Return a context (it nests) in which in-place calls on wrappers dispatch as functional calls."""
     if torch._C._dispatch_tls_is_dispatch_key_included("Functionalize"):
         yield
         return
@@ -36,67 +36,67 @@ def functionalization() -> Iterator[None]:
 
 
 def wrap(fake: torch.Tensor) -> torch.Tensor:
-    """A functionalization wrapper around a fake tensor."""
+    """Return a functionalization wrapper around a fake tensor."""
     with torch.no_grad():
         return torch._to_functional_tensor(fake)
 
 
-#: From then on PyTorch raises where C asks for the address of a tensor, which would be null.
+#: Function after which PyTorch raises where C asks for the tensor's address, which would be null.
 hide_memory: Callable[[torch.Tensor], None] = private("torch._C._set_throw_on_mutable_data_ptr")
 
 
 def unwrap(wrapper: torch.Tensor, *, synchronise: bool = True) -> torch.Tensor:
-    """The fake tensor that a wrapper stands for now, pending writes through its aliases applied if so wanted."""
+    """Return the fake tensor of a wrapper; with `synchronise`, after pending writes through its aliases."""
     if synchronise:
         torch._sync(wrapper)  # type: ignore[attr-defined,no-untyped-call]
     return torch._from_functional_tensor(wrapper)
 
 
 def rebind(wrapper: torch.Tensor, fake: torch.Tensor, *, aliases: bool) -> None:
-    """Let the wrapper stand for another fake tensor; with `aliases`, its aliases follow."""
+    """Make the wrapper stand for another fake tensor; with `aliases`, its aliases follow."""
     torch._functionalize_replace(wrapper, fake)
     if aliases:
         torch._functionalize_commit_update(wrapper)
 
 
 def is_functionalization_error(error: Exception) -> bool:
-    """Whether PyTorch says that it cannot turn a write into a functional call."""
+    """Check whether PyTorch cannot turn a write into a functional call."""
     return any(text in str(error) for text in ("functionaliz", "frozen storage"))
 
 
 def storage_replaced(wrapper: torch.Tensor) -> bool:
-    """Whether the wrapper's storage was another before: `set_`."""
+    """Check whether the wrapper's storage was replaced by `set_`."""
     return bool(torch._functionalize_was_storage_changed(wrapper))
 
 
 def storage_resized(wrapper: torch.Tensor) -> bool:
-    """Whether the wrapper's storage was resized."""
+    """Check whether the wrapper's storage was resized."""
     return bool(torch._functionalize_was_inductor_storage_resized(wrapper))
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Equal for tensors that share storage, for as long as they live."""
+    """Return a key that is equal for tensors with shared storage, while they live."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """The `storage_key` of each."""
+    """Return the `storage_key` of each tensor."""
     return [storage._cdata for storage in map(torch.Tensor.untyped_storage, tensors)]
 
 
 def none_share_storage(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the `storage_keys` all differ, asked in one call."""
+    """Check whether all `storage_keys` differ, in one call."""
     return not torch._C._any_output_is_alias_to_input_or_output((), {}, tuple(tensors))
 
 
 @contextlib.contextmanager
 def exact_functionalization() -> Iterator[None]:
-    """Put kernels of our own in place of those of functionalization that are not exact.
+    """Replace inexact kernels of functionalization by kernels of this module.
 
-    Batch norms write their running statistics without declaring it; the overloads that declare it are used.
-    `masked_fill_` keeps strides, which its functional overload does not; formulas of PyTorch's gradients call it.
+    Batch norms write undeclared running statistics, so the overloads with a declaration are used. `masked_fill_` keeps
+    strides, unlike its functional overload; formulas of PyTorch's gradients call `masked_fill_`.
     """
-    if _EXACT:  # PyTorch 2.11 refuses to register them twice
+    if _EXACT:  # PyTorch 2.11 refuses a second registration
         yield
         return
     library = torch.library.Library("aten", "IMPL")
@@ -109,7 +109,7 @@ def exact_functionalization() -> Iterator[None]:
         change.undo()
 
 
-#: The library of those kernels, while it is there.
+#: The library of the replacement kernels, while registered.
 _EXACT: list[torch.library.Library] = []
 
 
@@ -125,13 +125,13 @@ def _register_exact(library: torch.library.Library) -> None:
         library.impl(f"masked_fill_.{overload}", _masked_fill_, "Functionalize")
 
 
-#: What these write in place to parts of rows, which nobody else sees: functional operators have other strides.
+#: In-place operators of these functions on parts of rows, invisible outside: functional operators have other strides.
 _WRITING = dict.fromkeys((torch.gru, torch.gru_cell), ("add_.Tensor", "mul_.Tensor", "sigmoid_"))
 
 
 @contextlib.contextmanager
 def writes_noticed(fn: object, restrided: Callable[[torch.Tensor, Any], None]) -> Iterator[None]:
-    """Have `restrided` called, while `fn` runs, with what its writes give other strides, and those that it had."""
+    """Call `restrided` while `fn` runs, with each tensor whose strides a write changed, and its former strides."""
     if fn not in _WRITING:
         yield
         return
@@ -183,7 +183,7 @@ def _declared_batch_norm(
 def _declared_gpu_batch_norm(*given: Any) -> object:
     aten = torch.ops.aten
     *tensors, training, momentum, epsilon = given
-    if training and tensors[3] is not None:  # there are statistics; it runs the same kernel
+    if training and tensors[3] is not None:  # with statistics: the same kernel
         return aten._batch_norm_with_update.default(*tensors, momentum, epsilon)
     wrappers = [isinstance(one, torch.Tensor) and is_wrapper(one) for one in given]
     plain = [unwrap(one) if known else one for one, known in zip(given, wrappers, strict=True)]
@@ -212,7 +212,7 @@ def _masked_fill_(self: torch.Tensor, mask: torch.Tensor, value: object) -> torc
     return self
 
 
-# PyTorch says once that there is a kernel already: ignored in a capture, warnings that were shown would come again
+# PyTorch warns once about an existing kernel: if ignored in a capture, warnings already shown would appear again
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)
     with exact_functionalization():

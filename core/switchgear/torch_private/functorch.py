@@ -1,4 +1,4 @@
-"""Transforms of `torch.func`: what is inside and outside of them."""
+"""Transforms of `torch.func`: code inside and outside of them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from switchgear.patches import redirected, together
 
 
 def outside_functorch() -> AbstractContextManager[Any]:
-    """Leave every `torch.func` transform for a while."""
+    """Return a context outside every `torch.func` transform."""
     return pyfunctorch.temporarily_clear_interpreter_stack()
 
 
 def functorch_operands(
     operand: Callable[[torch.Tensor], torch.Tensor],
 ) -> AbstractContextManager[None]:
-    """The `torch.func` transforms of this thread wrap `operand(tensor)` in place of each tensor that they wrap."""
+    """Return a context in which `torch.func` transforms of this thread wrap `operand(tensor)` instead of `tensor`."""
 
     def wrap(original: Callable[..., object], tensor: torch.Tensor, *rest: object) -> Any:
         return original(operand(tensor), *rest)
@@ -32,7 +32,7 @@ def functorch_operands(
 
 
 def tracers_refused(refuse: Callable[[str], None]) -> AbstractContextManager[None]:
-    """`refuse(name)` is called when this thread calls a `torch.func` transform that is a tracer itself."""
+    """Return a context that calls `refuse(name)` for a tracing `torch.func` transform on this thread."""
 
     def refused(name: str, original: Any, *args: Any) -> Any:
         refuse(name)
@@ -49,10 +49,10 @@ def tracers_refused(refuse: Callable[[str], None]) -> AbstractContextManager[Non
 
 
 def inside_functorch() -> bool:
-    """Whether a `torch.func` transform is active."""
+    """Check whether a `torch.func` transform is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_functorch_tensor(tensor: torch.Tensor) -> bool:
-    """Whether a `torch.func` transform wraps the tensor."""
+    """Check whether a `torch.func` transform wraps the tensor."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))

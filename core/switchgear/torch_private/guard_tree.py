@@ -1,8 +1,8 @@
-"""A tree of guards on Python objects, that follows attributes, items and elements.
+"""A tree of guards on Python objects, following attributes, items and elements.
 
-PyTorch's is in C++, and cannot be made without TorchDynamo, which takes most of a second to import: until something
-else has imported that, the guards are asked in Python, and few are then, too. A tree in Python that is large is not met
-any more once there is the other, to be made anew. From Python 3.13 on all are asked in Python.
+PyTorch's tree is in C++, but its import needs TorchDynamo, which takes most of a second. Guards are checked in Python
+until TorchDynamo is imported for another reason, and small trees also afterwards. A large Python tree then accepts no
+more calls, and is rebuilt in C++. From Python 3.13 on all guards are checked in Python.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from switchgear.source_text import attribute
 from switchgear.torch_private.names import check_names, private, value_of
 
-#: From Python 3.13 on the version of an instance's `__dict__` does not tell of its attributes, and PyTorch's tree takes
-#: what it met in one for unchanged as long as the version is (2.11 to 2.15).
+#: From Python 3.13 on the version of an instance's `__dict__` does not cover its attributes. PyTorch's tree assumes
+#: that a value found there is unchanged while the version is (2.11 to 2.15).
 HAS_INLINE_VALUES = sys.version_info >= (3, 13)
-#: From Python 3.12 on PyTorch's version of a dict stays where `update` fills an empty one (2.11 to 2.15).
+#: From Python 3.12 on PyTorch's version of a dict stays when `update` fills an empty dict (2.11 to 2.15).
 MISSES_UPDATES = sys.version_info >= (3, 12)
 RootGuardManager: Any = private("torch._C._dynamo.guards.RootGuardManager")
 _install_no_tensor_aliasing_guard: Callable[..., None] = private(
@@ -41,35 +41,34 @@ _MANAGERS = {
     "attribute": "getattr_manager",
     "function": "getattr_manager",
 }
-#: So many places are read in Python as fast as C++ is entered.
+#: Up to this number of places, Python is as fast as entering C++.
 _FEW = 12
 #: The elements of longer lists are compared in C.
 _MANY = 64
 
 
 def dict_version(target: dict[Any, Any]) -> int | None:
-    """What each write to a dict changes; None where some do not."""
+    """Return the version of a dict, changed by each write; None if some writes do not change it."""
     return None if MISSES_UPDATES else _dict_version(target)
 
 
 def guard_root(reads: int) -> Any:
-    """An empty tree, for so many reads; `guard_check` says of a complete one whether a value meets it."""
+    """Return an empty tree for a number of reads; `guard_check` returns the check of a complete tree."""
     if HAS_INLINE_VALUES:
         return _Tree(large=False)
     return RootGuardManager() if reads > _FEW and _in_dynamo() else _Tree(reads > 4 * _FEW)
 
 
 def has_dict_versions(root: Any) -> bool:
-    """Whether a tree sees at no cost whether a dict has been written to."""
+    """Check whether a tree detects writes to a dict at no cost."""
     return not isinstance(root, _Tree) and not MISSES_UPDATES
 
 
 def guard_child(parent: Any, access: str, key: Any, value: Any) -> Any:
-    """The node below `parent` of what lies at `key`: a "tuple" or "list" element, a "dict" item, an "attribute"; an
-    "item" of anything else.
+    """Return the node below `parent` for `key`: a "tuple" or "list" element, a "dict" item, an "attribute", or another
+    "item".
 
-    A tuple's element that is the same object for ever may be a "held" one, a function's attribute a "function" one:
-    these cost less.
+    A constant element of a tuple may be "held", and a function's attribute "function", at less cost.
     """
     if isinstance(parent, _Node):
         return parent.tree.child(parent, access, key, value)
@@ -84,7 +83,7 @@ def guard_child(parent: Any, access: str, key: Any, value: Any) -> Any:
 
 @cache
 def _plain_manager() -> Any:
-    # PyTorch refuses any other object than a member of this enumeration, which lies in what imports Dynamo
+    # PyTorch accepts only a member of this enumeration, in a module that imports Dynamo
     check_names(dynamo=True)
     return value_of("torch._dynamo.guards.GuardManagerType").GUARD_MANAGER
 
@@ -92,21 +91,21 @@ def _plain_manager() -> Any:
 def add_all_different(
     root: Any, nodes: Sequence[Any], test: Callable[[object], bool], label: list[str]
 ) -> None:
-    """Have a tree say that what lies at several nodes are different objects, as `test` does of what the tree is of."""
+    """Add a guard that the objects at several nodes differ; `test` checks it for the root object."""
     if isinstance(root, _Tree):
         root.add_lambda_guard(test, label, None)
-    else:  # it looks at no more of tensors than which they are
+    else:  # only the identities of tensors are compared
         _install_no_tensor_aliasing_guard([*nodes], ["" for _ in nodes], label, None)
 
 
 def guard_check(root: Any) -> Callable[[object], object]:
-    """Whether a value meets a tree that is complete."""
+    """Return the check of a complete tree on a value."""
     check: Callable[[object], object] = root.compiled() if isinstance(root, _Tree) else root.check
     return check
 
 
 def not_written(dicts: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
-    """A check that nobody has written to any of these."""
+    """Return a check that no dict was written to."""
     if not _in_dynamo():
         total = sum(map(_dict_version, dicts))  # a version grows with each write
         return lambda: sum(map(_dict_version, dicts)) == total
@@ -118,7 +117,7 @@ def not_written(dicts: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
 
 
 def holds_still(container: Any) -> Callable[[], bool]:
-    """A check that a list, dict, set or deque holds the objects that it holds now: they are compared by identity."""
+    """Return a check that a list, dict, set or deque still holds the same objects, compared by identity."""
     version = dict_version(container) if type(container) is dict else None
     if version is not None:
         return lambda: _dict_version(container) == version
@@ -133,13 +132,13 @@ def holds_still(container: Any) -> Callable[[], bool]:
 
 
 def _same_memory(elements: list[Any]) -> Callable[[], bool]:
-    """The same of a long list: the array of pointers that CPython keeps is compared at once."""
+    """Return the check for a long list: it compares CPython's array of pointers at once."""
     count = list.__len__(elements)
     known = array("Q", map(id, list.__iter__(elements)))
     place, (address, _) = id(elements) + list.__basicsize__ - 16, known.buffer_info()
     compare, pointer, length = _memcmp(), ctypes.c_void_p.from_address(place), list.__len__
     if pointer.value is None or ctypes.string_at(pointer.value, 8 * count) != known.tobytes():
-        ids = [*map(id, elements)]  # another Python, which keeps them elsewhere
+        ids = [*map(id, elements)]  # another Python, with another memory layout
         return lambda: [*map(id, list.__iter__(elements))] == ids
 
     def same() -> bool:
@@ -160,7 +159,7 @@ def _in_dynamo() -> bool:
     return "torch._dynamo.guards" in sys.modules
 
 
-#: Guards by PyTorch's names: from what they are added with to what is asked of a value.
+#: Guards by PyTorch's names: each maps the guard's arguments to a test of a value.
 _TESTS: dict[str, Callable[..., Callable[[Any], object]]] = {
     "add_equals_match_guard": lambda known: (
         lambda value: type(value) is type(known) and value == known
@@ -192,14 +191,14 @@ def _is_version(known: int, value: dict[Any, Any]) -> bool:
 
 
 class Said(NamedTuple):
-    """What a check found: the label of the first guard that is not met, if it is one's."""
+    """Result of a check: the label of the first failed guard, if a guard failed."""
 
     result: bool
     verbose_code_parts: list[str]
 
 
 class _Node:
-    """A place in a tree, and what is there now; guards are added by PyTorch's names."""
+    """A place in a tree, with its current value; guards are added by PyTorch's names."""
 
     def __init__(self, tree: _Tree, number: int, value: Any) -> None:
         self.tree, self.number, self.value = tree, number, value
@@ -211,29 +210,29 @@ class _Node:
 
 
 class _Tree(_Node):
-    """The root; a `large` one is met only until TorchDynamo is imported."""
+    """The root; a `large` tree accepts values only until TorchDynamo is imported."""
 
     def __init__(self, large: bool) -> None:
         super().__init__(self, 0, None)
         self._large = large
         self._steps: list[tuple[str, int, Any]] = []
-        #: What stands for each node in the text of the check, the lines before it, and what they refer to.
+        #: The expression of each node in the check, the assignments before the check, and the objects named there.
         self._texts = ["v0"]
         self._lines: dict[int, str] = {}
         self._scope: dict[str, Any] = {"modules": sys.modules, "item": dict.__getitem__}
         self._tests: list[tuple[Callable[[Any], object], int, list[str]]] = []
-        #: By the number of a test: Python that says as much of a value, and what it compares that with.
+        #: By number of a test: cheaper Python for a positive answer, and the object to compare with.
         self._cheaper: dict[int, tuple[str, object]] = {}
 
     def child(self, parent: _Node, access: str, key: Any, value: Any) -> _Node:
-        """The node of what lies at `key` below another."""
+        """Return the node for `key` below another node."""
         self._steps.append((access, parent.number, key))
         number = len(self._steps)
         self._texts.append(self._text(access, parent, key, number, value))
         return _Node(self, number, value)
 
     def _text(self, access: str, parent: _Node, key: Any, number: int, value: Any) -> str:
-        """Python for what lies at a key of a holder."""
+        """Return Python source for the value at a key of a holder."""
         if access == "held":
             self._scope[f"held{number}"] = value
             return f"held{number}"
@@ -247,7 +246,7 @@ class _Tree(_Node):
         if type(key) not in (int, str):
             text = f"key{number}"
             self._scope[text] = key
-        # a subclass of dict may have a way of its own, or make what is missing
+        # a subclass of dict may override access, or create missing items
         if access == "attribute" or (
             access == "dict" and not (is_held and type(parent.value) is dict)
         ):
@@ -256,7 +255,7 @@ class _Tree(_Node):
         return f"{holder}[{text}]"
 
     def add(self, node: _Node, name: str, *args: Any) -> None:
-        """A guard; the last two arguments are its label, and what PyTorch wants there."""
+        """Add a guard; the last two arguments are its label, and an argument of PyTorch's."""
         number = len(self._tests)
         if name == "add_id_match_guard" and args[0] == id(node.value):
             self._cheaper[number] = "{} is {}", node.value
@@ -267,7 +266,7 @@ class _Tree(_Node):
         self._tests.append((_TESTS[name](*args[:-2]), node.number, args[-2]))
 
     def compiled(self) -> Callable[[object], object]:
-        """The guards as one generated function."""
+        """Return the guards as one generated function."""
         scope = self._scope
         asked = []
         for index, (test, number, _) in enumerate(self._tests):
@@ -289,7 +288,7 @@ def check(v0):
         return check
 
     def check_verbose(self, value: object) -> Said:
-        """What a check finds."""
+        """Return the result of a check, with a label."""
         values = [value]
         try:
             for access, parent, key in self._steps:
@@ -297,6 +296,6 @@ def check(v0):
             for test, number, label in self._tests:
                 if not test(values[number]):
                     return Said(False, label)
-        except Exception:  # a place is not there, or of another kind
+        except Exception:  # a place is missing, or has another type
             return Said(False, [])
         return Said(True, [])

@@ -1,4 +1,4 @@
-"""What PyTorch imports on first use: TorchDynamo and sympy, which take longer than all else of a first call."""
+"""Imports of PyTorch on first use: TorchDynamo and sympy take longer than the rest of a first call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchgear.patches import caller, redirected
 
 
 def import_aside(name: str) -> None:
-    """Import a module on a thread of its own, where nothing is captured, redirected or dispatched."""
+    """Import a module on a separate thread, where nothing is captured, redirected or dispatched."""
     if name not in sys.modules:
         _aside(importlib.import_module, name)
 
@@ -35,9 +35,9 @@ def _aside(function: Callable[..., object], *args: object) -> object:
 
 @contextlib.contextmanager
 def imports_aside() -> Iterator[None]:
-    """What PyTorch's own code imports here, on this thread, is imported aside.
+    """Import modules on a separate thread when PyTorch's own code imports them here.
 
-    Each import as a whole: this thread would hold the locks of modules that the other waits for.
+    Each import runs as a whole: this thread would hold locks of modules for which the other thread waits.
     """
     if "torch._dynamo" in sys.modules:
         yield

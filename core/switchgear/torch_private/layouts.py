@@ -1,4 +1,4 @@
-"""Strides and dtypes of results that kernels give otherwise than PyTorch's formulas for fakes."""
+"""Strides and dtypes of results for which kernels differ from PyTorch's formulas for fakes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ else:
     suggest_memory_format = private("torch._prims_common.suggest_memory_format")
 
 
-#: Kernels that copy the argument with the memory before it, which PyTorch's fakes leave out.
+#: Kernels that copy the argument with the memory before it, unlike PyTorch's fakes.
 KEEP_PLACE = frozenset(
     (
         torch.ops.aten.select_scatter.default,
@@ -30,7 +30,7 @@ KEEP_PLACE = frozenset(
 
 
 def iterated(*tensors: torch.Tensor) -> torch.Tensor:
-    """What a pointwise kernel of so many tensors returns; of one or two, by one whose meta kernel is written in C++."""
+    """Return the result of a pointwise kernel of these tensors; one or two tensors use a meta kernel in C++."""
     if len(tensors) > 2:
         return torch.addcmul(*tensors)
     first, *_, last = (*tensors, *tensors)
@@ -51,8 +51,8 @@ def _suggested(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, memory_format=suggest_memory_format(tensor), device="meta")
 
 
-#: Operators whose fakes have other strides than their results, by what lays these out as their kernels do: a function
-#: of some of the arguments.
+#: Operators whose fakes have other strides than their results, with a function of some arguments that lays results out
+#: as the kernels do.
 LAID_OUT_AS: dict[object, tuple[slice, Callable[..., torch.Tensor]]] = {
     functools.reduce(getattr, name.split("."), torch.ops.aten): (taken, known)
     for known, taken, names in (
@@ -104,7 +104,7 @@ LAID_OUT_AS: dict[object, tuple[slice, Callable[..., torch.Tensor]]] = {
 
 
 VIEWS = frozenset({torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default})
-#: Operators whose fakes take no notice of a number, which broadcasts: strides of dimensions of one place depend on it.
+#: Operators whose fakes ignore a number, which broadcasts: strides of dimensions of size 1 depend on it.
 TAKE_NUMBERS = frozenset(
     getattr(getattr(torch.ops.aten, name), overload)
     for overload, names in (
@@ -122,7 +122,7 @@ def laid_out(
     args: tuple[Any, ...],
     kwargs: Any,
 ) -> object:
-    """The fakes that an operator returns, with the strides that its kernel gives to results of that shape."""
+    """Return an operator's fake results, with the strides of its kernel for results of this shape."""
     if kwargs.get("memory_format") not in (None, torch.preserve_format):
         return result
     taken, known = kernel
@@ -161,9 +161,9 @@ _NORMS = {
 
 
 def with_dtypes(mode: FakeMode, func: object, result: Any, args: tuple[Any, ...]) -> Any:
-    """What a formula says that an operator returns, in the dtypes of its kernel.
+    """Return the fake results of a formula, in the dtypes of the kernel.
 
-    On the CPU norms keep statistics in float32 where any argument is of float32, formulas in the input's dtype.
+    On the CPU norms keep statistics in float32 if any argument is float32; formulas keep them in the input's dtype.
     """
     if func is _aten.native_group_norm_backward.default:
         dtypes = {0: args[1].dtype}

@@ -14,7 +14,7 @@ from switchgear.patches import redirected, together
 from switchgear.torch_private.functionalize import functionalize_keys
 from switchgear.torch_private.names import private
 
-#: Entered, function modes and the functions of tensor subclasses are not called.
+#: Context without function modes, and without the functions of tensor subclasses.
 DisableTorchFunction: Callable[[], AbstractContextManager[None]] = private(
     "torch._C.DisableTorchFunction"
 )
@@ -34,7 +34,7 @@ else:
 
 
 class DispatchMode(TorchDispatchMode):
-    """A mode with a handler that is called as it is: PyTorch would wrap it, and import TorchDynamo for that."""
+    """A mode whose handler is called directly: PyTorch would wrap it, and import TorchDynamo for the wrapper."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -43,7 +43,7 @@ class DispatchMode(TorchDispatchMode):
 
 @contextlib.contextmanager
 def outside_autograd() -> Iterator[None]:
-    """Neither autograd, functionalization nor a function mode sees what runs here."""
+    """Return a context that neither autograd, functionalization nor function modes see."""
     with (
         torch._C.DisableTorchFunction(),
         torch._C._ExcludeDispatchKeyGuard(functionalize_keys()),
@@ -54,7 +54,7 @@ def outside_autograd() -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Leave inference mode, if it is on, for a plain `no_grad`."""
+    """Return a context with a plain `no_grad` instead of inference mode, if it is on."""
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -73,14 +73,14 @@ def real_dispatch() -> Iterator[None]:
 
 
 def dispatch_state() -> tuple[Any, Any]:
-    """The thread's included and excluded dispatch keys, functionalization left out."""
+    """Return the thread's included and excluded dispatch keys, without functionalization."""
     include = torch._C._dispatch_tls_local_include_set() - functionalize_keys()
     return include, torch._C._dispatch_tls_local_exclude_set()
 
 
 @contextlib.contextmanager
 def dispatch_from_top(state: tuple[Any, Any]) -> Iterator[None]:
-    """Inside a dispatch mode's handler: dispatch with autograd on, as `dispatch_state` was."""
+    """Return a context for a dispatch mode's handler: dispatch with autograd on, in a former `dispatch_state`."""
     with (
         torch._C._ForceDispatchKeyGuard(*state),
         torch.enable_grad(),
@@ -90,13 +90,12 @@ def dispatch_from_top(state: tuple[Any, Any]) -> Iterator[None]:
 
 
 def function_modes_on() -> AbstractContextManager[None]:
-    """Function modes see what runs here again, inside `torch._C.DisableTorchFunction()`."""
+    """Return a context in which function modes are active again, inside `torch._C.DisableTorchFunction()`."""
     return torch._C._EnableTorchFunction()
 
 
 def compiling_flag(value: bool) -> AbstractContextManager[None]:
-    """What `torch.compiler.is_compiling()` answers in this thread; libraries avoid data-dependent branches when it says
-    True."""
+    """Set the answer of `torch.compiler.is_compiling()` in this thread; if True, libraries avoid branches on data."""
     return redirected(torch.compiler, "is_compiling", lambda original: value)
 
 
@@ -106,7 +105,7 @@ autocast_active: Callable[[], bool] = private("torch._C._is_any_autocast_enabled
 
 @contextlib.contextmanager
 def autocast_cache_cleared() -> Iterator[None]:
-    """Leave no cast in autocast's cache, which is the process's and else lives as long as the outermost region."""
+    """Clear autocast's cache at the end: it is process-wide and otherwise lives as long as the outermost region."""
     nested = autocast_nested()
     try:
         yield
@@ -119,7 +118,7 @@ _increment_autocast_nesting = torch.autocast_increment_nesting
 
 
 def autocast_nested() -> bool:
-    """Whether a region of autocast is around, maybe a disabled one: casts are remembered until the outermost ends."""
+    """Check whether a region of autocast is open, even a disabled one: casts are cached until the outermost ends."""
     return _autocast_depth() > 0
 
 
@@ -129,7 +128,7 @@ def _autocast_depth() -> int:
 
 
 def autocast_state() -> tuple[object, ...]:
-    """All that regions of autocast set, each device's in turn; hashable."""
+    """Return all settings of autocast regions, device by device; hashable."""
     devices = torch._C._autocast_supported_devices()
     set_for = [
         (name, torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in devices
@@ -138,7 +137,7 @@ def autocast_state() -> tuple[object, ...]:
 
 
 def set_autocast_state(state: tuple[Any, ...]) -> None:
-    """Put back what `autocast_state` gave, after regions that were not left."""
+    """Restore settings from `autocast_state`, after regions that were not exited."""
     depth, cached, *devices = state
     for name, enabled, dtype in devices:
         torch.set_autocast_enabled(name, enabled)
@@ -151,7 +150,7 @@ def set_autocast_state(state: tuple[Any, ...]) -> None:
 
 
 def autocast_key() -> tuple[object, ...]:
-    """What autocast does here, hashable; empty where it does nothing."""
+    """Return the effect of autocast here, hashable; empty if there is none."""
     if not autocast_active():
         return ()
     devices = torch._C._autocast_supported_devices()
@@ -168,44 +167,45 @@ def tensor_guards(
     sizes: Any = None,
     strides: Any = None,
 ) -> Callable[..., bool]:
-    """One C++ check that other tensors have the type, dispatch keys, dtype, device, sizes, strides of these.
+    """Return one C++ check of type, dispatch keys, dtype, device, sizes and strides against these tensors.
 
-    Where `sizes` and `strides` are given, a list for each tensor, these; None in them stands for any.
+    `sizes` and `strides`, a list for each tensor, replace theirs; None in a list stands for any value.
     """
     return _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
-#: Operators dispatch below autograd while this is active, and so cost less.
+#: Context in which operators dispatch below autograd, at less cost.
 below_autograd: Callable[[], AbstractContextManager[None]] = private(
     "torch._C._AutoDispatchBelowAutograd"
 )
 
 
 set_grad_enabled: Callable[[bool], None] = private("torch._C._set_grad_enabled")
-#: Copies tensors of the second list into those of the first; on the CPU in their order.
+#: Function that copies tensors of the second list into those of the first; on the CPU in order.
 foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = private(
     "torch._foreach_copy_"
 )
 functorch_active: Callable[[], bool] = private("torch._C._are_functorch_transforms_active")
 
 
-#: Which backward of autograd's this is part of, for ever; -1 outside of any.
+#: Id of the running backward of autograd, never reused; -1 outside a backward.
 graph_task: Callable[[], int] = private("torch._C._current_graph_task_id")
 
 
 def function_modes() -> list[Any]:
-    """The active `__torch_function__` modes, outermost first; a default device is one of them."""
+    """Return the active `__torch_function__` modes, outermost first, including a default device."""
     return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
 
 
 def default_devices() -> list[torch.device]:
-    """The active default devices, outermost first."""
+    """Return the active default devices, outermost first."""
     return [mode.device for mode in function_modes() if isinstance(mode, DeviceContext)]
 
 
 def float32_precision() -> str:
-    """What `torch.get_float32_matmul_precision` gives; nothing where it raises, for backends have precisions of their
-    own (`torch.backends.cuda.matmul.allow_tf32 = False`)."""
+    """Return `torch.get_float32_matmul_precision()`, or an empty text where it raises: a backend has its own precision
+    (`torch.backends.cuda.matmul.allow_tf32 = False`).
+    """
     try:
         return _float32_precision()
     except RuntimeError:
@@ -213,21 +213,21 @@ def float32_precision() -> str:
 
 
 def set_float32_precision(precision: str) -> None:
-    """Set it to what `float32_precision` gave."""
+    """Set the precision from `float32_precision`."""
     if precision:
         torch.set_float32_matmul_precision(precision)
 
 
 def global_default_device() -> torch.device | None:
-    """What `torch.set_default_device` was called with."""
+    """Return the argument of the last `torch.set_default_device`."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
 
 
-#: A function of `torch.cuda.jiterator`: called with fakes, its kernel reads and writes where there is no memory.
+#: A function of `torch.cuda.jiterator`: called with fakes, its kernel accesses memory that does not exist.
 JiteratorFunction: type = private("torch.cuda.jiterator._JittedFunction")
 
-#: How many `__torch_function__` modes are active.
+#: Number of active `__torch_function__` modes.
 function_mode_count: Callable[[], int] = private("torch._C._len_torch_function_stack")
 _float32_precision: Callable[[], str] = private("torch._C._get_float32_matmul_precision")
 
@@ -238,7 +238,7 @@ _SET_ATTENTION = [private(f"torch._C._set_sdp_use_{name}") for name in _BACKENDS
 _SET_ATTENTION += [private("torch._C._set_math_sdp_allow_fp16_bf16_reduction")]
 _get_attention_order: Callable[[], Sequence[int]] = private("torch._C._get_sdp_priority_order")
 _RARE_WORDS = ("_sdp_", "_attention", "precision", "_tf32")
-#: What the modes that few functions depend on are asked with, and set with.
+#: Getters and setters of the modes on which few functions depend.
 _RARE = [
     (torch._C, name)
     for name in dir(torch._C)
@@ -249,12 +249,12 @@ _RARE += [(torch, "autocast_increment_nesting")]
 
 
 def rare_modes() -> tuple[object, ...]:
-    """The modes that few functions depend on: regions of autocast, precision, attention's backends; hashable."""
+    """Return modes on which few functions depend: autocast regions, precision, attention's backends; hashable."""
     return autocast_nested(), float32_precision(), *attention_backends()
 
 
 def rare_modes_noticed(note: Callable[[], object]) -> AbstractContextManager[None]:
-    """`note` is called when this thread asks for one of `rare_modes` or sets it, other than by this module."""
+    """Return a context that calls `note` when other code of this thread reads or sets a mode of `rare_modes`."""
 
     def noticed(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         note()
@@ -264,16 +264,16 @@ def rare_modes_noticed(note: Callable[[], object]) -> AbstractContextManager[Non
 
 
 def attention_backends() -> tuple[Any, ...]:
-    """What decides of which operators `scaled_dot_product_attention` consists, as `sdpa_kernel` sets it; hashable.
+    """Return the settings of `sdpa_kernel`, which decide the operators of `scaled_dot_product_attention`; hashable.
 
-    The order of kernels comes first, and is None where it is PyTorch's own.
+    The order of kernels comes first, and is None for PyTorch's own order.
     """
     order = tuple(_get_attention_order())
     return (None if order == _own_attention_order() else order, *[get() for get in _GET_ATTENTION])
 
 
 def set_attention_backends(state: tuple[Any, ...]) -> None:
-    """Put back what `attention_backends` gave."""
+    """Restore settings from `attention_backends`."""
     order, *values = state
     torch._C._set_sdp_priority_order(list(order or _own_attention_order()))
     for put, value in zip(_SET_ATTENTION, values, strict=True):
@@ -289,9 +289,9 @@ def _own_attention_order() -> tuple[int, ...]:
 
 @functools.cache
 def _order_on_gpu() -> tuple[int, ...]:
-    """The order of kernels once PyTorch has chosen one on a GPU.
+    """Return the order of kernels after PyTorch has chosen a kernel on a GPU.
 
-    2.11 to 2.15: the first choice on a Hopper GPU puts another kernel first for the whole process, as if it were set.
+    2.11 to 2.15: the first choice on a Hopper GPU puts another kernel first for the whole process, as if set by a user.
     """
     before = tuple(_get_attention_order())
     with real_dispatch():
@@ -309,7 +309,7 @@ def _set_function_modes(modes: Sequence[Any]) -> None:
 
 
 def _dispatch_modes() -> list[Any]:
-    """The active `__torch_dispatch__` modes, outermost first."""
+    """Return the active `__torch_dispatch__` modes, outermost first."""
     return [torch._C._get_dispatch_stack_at(i) for i in range(dispatch_mode_count())]
 
 
@@ -321,12 +321,12 @@ def _set_dispatch_modes(modes: Sequence[Any]) -> None:
 
 
 def _dispatch_flags() -> dict[str, object]:
-    """The variables in which PyTorch remembers that a dispatch mode is on."""
+    """Return the variables in which PyTorch remembers active dispatch modes."""
     return {key: value for key, value in _DISPATCH.items() if key.startswith("_is_in_")}
 
 
 def _enter_dispatch_keys() -> Any:
-    # exited, the guard restores all keys, also those that Python has no names for
+    # on exit, the guard restores all keys, including keys without a name in Python
     guard = torch._C._PreserveDispatchKeyGuard()
     guard.__enter__()
     return guard
@@ -337,7 +337,7 @@ def _exit_dispatch_keys(guard: Any) -> None:
 
 
 _DISPATCH = vars(torch.utils._python_dispatch)
-#: The states of a thread that an interrupt of a capture might leave: how to ask for each, and how to set it.
+#: The states of a thread that an interrupted capture might leave changed: getter and setter of each.
 THREAD_STATES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (function_modes, _set_function_modes),
     (_dispatch_modes, _set_dispatch_modes),
@@ -358,10 +358,10 @@ THREAD_STATES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
 
 
 def dispatch_mode_count() -> int:
-    """How many `__torch_dispatch__` modes are active."""
+    """Return the number of active `__torch_dispatch__` modes."""
     return torch._C._len_torch_dispatch_stack()
 
 
 def stream_key(generator: Any) -> int:
-    """Equal for objects that stand for one generator, for as long as it lives."""
+    """Return a key that is equal for objects of one generator, while it lives."""
     return int(generator._cdata)

@@ -1,8 +1,8 @@
-"""The private names of PyTorch that the core leans on, and what becomes of it where a PyTorch has one no more.
+"""The private names of PyTorch in use by the core, and the behaviour on a PyTorch without some of them.
 
-The package can be imported without any of them. Where one is missing, every call runs in eager and says why;
-`python -m switchgear doctor` lists what is missing. Those of TorchDynamo, which takes longer to import than all else,
-are looked at by what uses them.
+The package can be imported without any of the names. If a name is missing, every call runs in eager and says why;
+`python -m switchgear doctor` lists missing names. Names in TorchDynamo, whose import is slow, are checked by their
+users.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 
 from switchgear.errors import Unsupported, VersionWarning
 
-#: The first and the last PyTorch that the tests have passed on.
+#: The oldest and the newest PyTorch on which the tests have passed.
 OLDEST, NEWEST = (2, 11), (2, 15)
 _TESTED = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
 
-#: By what it is for.
+#: Names by purpose.
 _BY_USE = {
     "dispatch": """
         torch._C.DisableTorchFunction torch._C._EnableTorchFunction torch._C._ExcludeDispatchKeyGuard
@@ -107,12 +107,12 @@ _BY_USE = {
     "kernels of torch.cuda.jiterator": "torch.cuda.jiterator._JittedFunction",
 }
 
-#: Each name, by its path, and what it is for.
+#: The purpose of each name, by its path.
 PRIVATE_NAMES = {path: use for use, paths in _BY_USE.items() for path in paths.split()}
 
 
 def value_of(path: str) -> Any:
-    """What stands at a path; raises `AttributeError` or `ImportError` where nothing does."""
+    """Return the object at a path; raise `AttributeError` or `ImportError` if there is none."""
     value: Any = torch
     parts = path.split(".")
     for i, name in enumerate(parts[1:], 2):
@@ -124,12 +124,12 @@ def value_of(path: str) -> Any:
 
 
 def missing_names() -> dict[str, str]:
-    """The private names that this PyTorch has not, and what each is for."""
+    """Return the private names missing in this PyTorch, with their purposes."""
     return {path: use for path, use in PRIVATE_NAMES.items() if not _exists(path)}
 
 
 def in_dynamo(path: str) -> bool:
-    """Whether a name lies in the package of TorchDynamo, and not in what PyTorch imports at its start."""
+    """Check whether a name is in the package of TorchDynamo, which PyTorch does not import at start."""
     return path.startswith("torch._dynamo.")
 
 
@@ -142,7 +142,7 @@ def _exists(path: str) -> bool:
 
 
 class _Missing(type):
-    """A class in place of what PyTorch has not: it can be a base or an exception, and otherwise not be used."""
+    """A substitute class for a missing name: usable as a base or an exception, and for nothing else."""
 
     def __call__(cls, *args: object, **kwargs: object) -> NoReturn:
         raise Unsupported(_lack({cls.__name__: PRIVATE_NAMES.get(cls.__name__, "capture")}))
@@ -152,15 +152,15 @@ class _Missing(type):
 
 
 def private(path: str) -> Any:
-    """What stands at a path of `PRIVATE_NAMES`, or something in its place that can be imported and not be used."""
+    """Return the object at a path of `PRIVATE_NAMES`, or a substitute that can be imported but not used."""
     return value_of(path) if _exists(path) else _Missing(path, (Exception,), {})
 
 
 @functools.cache
 def check_names(*, dynamo: bool = False) -> None:
-    """Raise `Unsupported` where a private name is missing: without it a call is captured wrong, or not at all.
+    """Raise `Unsupported` if a private name is missing: capture would be wrong or impossible without it.
 
-    `dynamo`: the names in TorchDynamo, else all others.
+    `dynamo`: check the names in TorchDynamo instead of all others.
     """
     paths = [path for path in PRIVATE_NAMES if in_dynamo(path) is dynamo]
     missing = {path: PRIVATE_NAMES[path] for path in paths if not _exists(path)}
@@ -175,7 +175,7 @@ def _lack(missing: dict[str, str]) -> str:
 
 @functools.cache
 def warn_if_untested() -> None:
-    """One warning on a PyTorch that is newer than those tested."""
+    """Warn once on a PyTorch newer than the tested versions."""
     if _version() > NEWEST:
         warnings.warn(
             f"PyTorch {torch.__version__} is newer than the versions Switchgear was tested on ({_TESTED}); "
@@ -191,5 +191,5 @@ def _version() -> tuple[int, int]:
 
 
 def surroundings() -> str:
-    """PyTorch's version, the tested ones, and Python's."""
+    """Return the versions of PyTorch, tested and installed, and of Python."""
     return f"PyTorch {torch.__version__} (tested: {_TESTED}), Python {platform.python_version()}, {platform.system()}"

@@ -1,4 +1,4 @@
-"""PyTorch's operator database, which its own tests are made of: sample inputs by operator."""
+"""PyTorch's operator database, the source of its own tests: sample inputs by operator."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from switchgear.torch_private.names import value_of
 
-#: Not among the names that calls need: `switchgear test` alone reads it, and asks for samples where it is missing.
+#: Not among the names needed by calls: only `switchgear test` reads the database, or asks for samples without it.
 DATABASE = "torch.testing._internal.common_methods_invocations"
 
 
 def operator_database() -> list[Any]:
-    """The entries; empty where PyTorch came without them, or without what they import.
+    """Return the entries; empty if PyTorch came without the database, or without its imports.
 
-    Those of random operators seed in every call, which capture refuses: from now on, that is left to the caller.
+    Entries of random operators seed in every call, which capture refuses: from now on, the caller seeds.
     """
     try:
         database = value_of(DATABASE)

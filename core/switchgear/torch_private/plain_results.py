@@ -1,4 +1,4 @@
-"""What operators return on the CPU for tensors of one dtype, most of them contiguous: contiguous tensors."""
+"""Results of operators on CPU tensors of one dtype, mostly contiguous: contiguous tensors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from switchgear.nesting import tensors_in
 from switchgear.torch_private.fakes import OpOverload
 
-#: One for each result, None where there is none; or None for arguments that do not fit, or are uncommon.
+#: A shape for each result, None for an absent result; or None for unfitting or uncommon arguments.
 Shapes: TypeAlias = Sequence[Sequence[int] | None] | None
 T: TypeAlias = torch.Tensor
 
 
 def plain_results(func: OpOverload, args: Sequence[Any]) -> Any:
-    """Tensors without data, as the operator returns them; None where that is not known."""
+    """Return meta tensors with the operator's result layouts; None if they are unknown."""
     if func not in _SHAPES:
         return None
     shapes, index, free = _SHAPES[func]
@@ -52,7 +52,7 @@ def _have(shape: Sequence[int], *tensors: T | None) -> bool:
 def _gradients(
     mask: Sequence[bool], given: Sequence[T | None], shapes: Sequence[Sequence[int]]
 ) -> Shapes:
-    """Those asked for, of arguments that are given."""
+    """Return the shapes of the requested gradients; None if an argument to differentiate is absent."""
     pairs = zip(mask, given, strict=True)
     if any(wanted and one is None for wanted, one in pairs):
         return None
@@ -110,7 +110,7 @@ def _convolution(x: T, weight: T, bias: T | None, *options: Any) -> Shapes:
 def _convolution_backward(grad: T, x: T, weight: T, bias_sizes: Any, *rest: Any) -> Shapes:
     *options, mask = rest
     results = _convolution(x, weight, None, *options)
-    # some kernels give the weight's where the bias's is asked for
+    # some kernels compute the weight's gradient when only the bias's is requested
     if not results or grad.shape != results[0] or mask[1] < mask[2]:
         return None
     return _gradients(mask, (x, weight, x), (x.shape, weight.shape, weight.shape[:1]))
@@ -160,7 +160,7 @@ def _cat(tensors: Sequence[T], dim: int = 0) -> Shapes:
 
 
 _aten = torch.ops.aten
-#: The shapes of results, which argument is an index, and how many tensors, from the first, may have any strides.
+#: The shapes of results, the position of an index argument, and how many leading tensors may have any strides.
 _SHAPES = {
     getattr(_aten, name).default: (shapes, index, free)
     for shapes, index, free, names in (

@@ -1,4 +1,4 @@
-"""PyTorch's pytrees, as Python has them: what a nest of containers is made of, and how it is made again."""
+"""PyTorch's Python pytrees, to flatten and unflatten nested containers."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from switchgear.torch_private.fakes import enable_python_dispatcher
 
 @functools.cache
 def _symbolic() -> Any:
-    """PyTorch's symbolic sizes, with names that count from `s0`; imported on first use, for sympy takes a while."""
+    """Return PyTorch's symbolic sizes, with names from `s0`; imported on first use, because sympy is slow to import."""
     names = (
         "torch._guards",
         "torch.fx.experimental.symbolic_shapes",
@@ -55,7 +55,7 @@ def _symbolic() -> Any:
 
 
 def new_shape_env(where: Callable[[], str]) -> object:
-    """An environment for symbolic sizes; what is decided about them while `where()` is kept among its guards."""
+    """Return an environment for symbolic sizes; it keeps each decision as a guard with the result of `where()`."""
     env = _symbolic()[0](
         allow_scalar_outputs=False,
         allow_dynamic_output_shape_ops=False,
@@ -67,16 +67,16 @@ def new_shape_env(where: Callable[[], str]) -> object:
 
 
 def new_size(shape_env: Any, place: str, value: int) -> torch.SymInt:
-    """A symbolic size, at least 2, whose value is `value` in the call at hand."""
+    """Return a symbolic size, at least 2, with the value `value` in the captured call."""
     _, kind, dynamic, _ = _symbolic()
     symbol = shape_env.create_symbol(value, kind(place), dynamic)
     return shape_env.create_symintnode(symbol, hint=value)  # type: ignore[no-any-return]
 
 
 def decided(shape_env: Any, start: int = 0) -> list[tuple[str, str]]:
-    """What the sizes must be for all that was decided, from the `start`th on, to hold: as Python, and where it was.
+    """Return the conditions behind all decisions from the `start`th on, as Python, each with its place.
 
-    Raises `Unsupported` where that cannot be said to the bit: floats.
+    Raises `Unsupported` if a condition cannot be stated exactly: it computes with floats.
     """
     for guard in shape_env.guards[start:]:
         if not _compares_integers(guard.expr):
@@ -90,9 +90,9 @@ def decided(shape_env: Any, start: int = 0) -> list[tuple[str, str]]:
 
 
 def decide_all(number: Any) -> object:
-    """Let every size in a symbolic number be what it is in the call at hand; the number as Python has computed it.
+    """Fix every size in a symbolic number to its value in the captured call; return the number as Python computed it.
 
-    Its expression is another order of the same sums and products, which may round otherwise.
+    Its expression may have the same sums and products in another order, and round differently.
     """
     env, value = number.node.shape_env, number.node.hint
     for symbol in sorted(number.node.expr.free_symbols, key=str):
@@ -101,9 +101,9 @@ def decide_all(number: Any) -> object:
 
 
 def composites_of_sizes(fn: Callable[..., object]) -> AbstractContextManager[Any]:
-    """Run a product of matrices by operators that keep sizes symbolic: before 2.13 what is in C++ knows numbers alone.
+    """Return a context that keeps sizes symbolic in a product of matrices: before 2.13, C++ accepts numbers only.
 
-    Of what these functions are made, nothing else is written in Python as well.
+    The parts of these functions have no other implementation in Python.
     """
     known = _TORCH >= (2, 13) or getattr(fn, "__name__", "") not in (
         "matmul",
@@ -118,19 +118,19 @@ _TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 def guard_count(shape_env: Any) -> int:
-    """How often something was decided about the sizes of an environment."""
+    """Return the number of decisions about the sizes of an environment."""
     return len(shape_env.guards)
 
 
 def set_closed(shape_env: Any, closed: bool) -> None:
-    """Let an environment decide no more, an `Unsupported` where it would have to, or let it again."""
+    """Close an environment, so that further decisions raise `Unsupported`, or open it again."""
     shape_env.frozen = closed
 
 
 @contextlib.contextmanager
 def shown_class(kind: type, shown: Callable[[Any], type]) -> Iterator[None]:
-    """Have instances tell `isinstance` another class than their own."""
-    # setattr would set the class of the class; the attribute that is set anew makes Python forget what it has looked up
+    """Return a context in which instances report another class to `isinstance`."""
+    # setattr would set the class of the class; setting `__doc__` makes Python drop its attribute cache
     attributes = gc.get_referents(vars(kind))[0]
 
     def put(shown: property | None) -> None:
@@ -149,18 +149,18 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def python_of_number(number: Any, *, simplified: bool = True) -> str:
-    """A symbolic number as Python, in terms of the names of sizes; `simplified` by all that was decided."""
+    """Return a symbolic number as Python over the names of sizes; `simplified` by all decisions so far."""
     return python_of_expression(number.node.expr if simplified else number.node._expr)
 
 
 def names_in(number: Any) -> set[str]:
-    """The names of the sizes that a symbolic number is made of, by all that was decided."""
+    """Return the names of the sizes in a symbolic number, after all decisions so far."""
     return {str(symbol) for symbol in number.node.expr.free_symbols}
 
 
 @functools.lru_cache(4096)
 def python_of_expression(expression: object) -> str:
-    """An expression of sympy's as Python."""
+    """Return a sympy expression as Python."""
     return str(_symbolic()[3].doprint(expression))
 
 
@@ -171,7 +171,7 @@ def _compares_integers(expression: Any) -> bool:
 
 
 def hint_of(number: Any) -> Any:
-    """What a symbolic number is in the call that it was captured for."""
+    """Return the value of a symbolic number in the captured call."""
     node = number.node
     return eval(
         python_of_number(number),

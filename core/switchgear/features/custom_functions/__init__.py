@@ -1,11 +1,11 @@
-"""`torch.autograd.Function`: its forward is traced, its own backward is its gradient.
+"""`torch.autograd.Function`: the forward is traced, and the class's own backward is the gradient.
 
-It passes every mode by, so its `apply` is redirected: PyTorch's own runs the forward on the wrappers, with a `ctx` of
-ours, and PyTorch decides what requires grad and what is an error. A call becomes a composite named after the class,
-for which executors and rules are registered. Its parts are what the forward dispatched, without gradients, and then
-one symbol, `HISTORY`, that gives the results the class's backward and holds all that it reads. User code runs when it
-is traced and never again. Refused: what marks tensors dirty, returns an argument or a view, or keeps a tensor as an
-attribute of `ctx`.
+`apply` bypasses every mode, so `apply` is redirected. PyTorch's own `apply` runs the forward on the wrappers, with a
+substitute `ctx`; PyTorch decides about requires_grad and errors. A call becomes a composite named after the class, so
+executors and rules can be registered for the name. Its parts are the operators of the forward, without gradients, and
+then one symbol, `HISTORY`. `HISTORY` attaches the class's backward to the results and holds every value read by the
+backward. User code runs once, when it is traced. Functions that mark tensors dirty, return an argument or a view, or
+keep a tensor as an attribute of `ctx` are refused.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _REFUSED = {
 
 
 class _Applied:
-    """The callable of a composite: the call on other tensors."""
+    """The callable of a composite: repeats the call on other tensors."""
 
     def __init__(self, function: Function, args: tuple[object, ...]) -> None:
         self.__name__ = function.__name__
         self._function = function
-        # as they were: an argument in a trace is a plain tuple, list or dict
+        # the original arguments: a trace holds plain tuples, lists and dicts
         self._values = tuple(None if holds_tensors(arg) else arg for arg in args)
 
     def __repr__(self) -> str:
@@ -63,7 +63,7 @@ class _Applied:
 
 
 class _Forward(torch.autograd.Function):
-    """Runs another Function's forward, so that PyTorch decides what becomes of its results."""
+    """A Function that runs another Function's forward, so that PyTorch decides about requires_grad of the results."""
 
     @staticmethod
     def forward(ctx: Any, function: Any, context: Context, *args: Any) -> Any:
@@ -87,15 +87,15 @@ class _Forward(torch.autograd.Function):
         return result
 
 
-#: By Function, the subclass of `Forward` that runs it: named like it, for PyTorch's messages.
+#: The subclass of `_Forward` that runs each Function, with the Function's name, for PyTorch's messages.
 _RUNNERS: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
 
 
 class CustomFunctions(Handler):
-    """Calls of a Function are recorded by the recorder at work; `apply` bypasses every mode."""
+    """Handler of calls of a Function, which the active recorder records: `apply` bypasses every mode."""
 
     def around(self) -> contextlib.AbstractContextManager[None]:
-        """`apply` is replaced."""
+        """Redirect `apply`."""
         return redirected(torch.autograd.Function, "apply", _apply)
 
 
@@ -109,7 +109,7 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     if name in _REFUSED:
         raise Unsupported(
             f"{_REFUSED[name]} inside a jitted function, in {recorder.here()}: {name} cannot be traced",
-            splits="Checkpoint" not in name,  # TorchDynamo runs it as if it were without reentrance
+            splits="Checkpoint" not in name,  # TorchDynamo would run it as if not reentrant
         )
     if kwargs or has_setup_context(function):
         own = () if has_setup_context(function) else (None,)
@@ -119,7 +119,7 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     args = tuple([recorder.adopted(arg) if isinstance(arg, torch.Tensor) else arg for arg in args])
     given = tuple([_given(recorder, arg) for arg in args])
     context = Context()
-    # what PyTorch itself does with the results is no call of the user's
+    # operators that PyTorch itself dispatches on the results are not calls of the user
     call = Call(None, grad_enabled=torch.is_grad_enabled())
     with recorder.tape.framed(call), internals.DisableTorchFunction():
         runner = _RUNNERS.get(function) or _RUNNERS.setdefault(
@@ -129,7 +129,7 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
             made = original(runner, function, context, *args, **kwargs)
             written = _finish(recorder, function, context, args, given, made)
         except Unsupported as error:
-            # a graph behind it would hand it no gradient where eager does not run it, which it takes for zeros
+            # a later graph would pass None as its gradient where eager does not run it, and None would be read as zeros
             error.splits &= not context.dirty_tensors
             raise
         call.output = output_of(recorder, recorder.track_outputs(made))
@@ -140,7 +140,7 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
 
 
 def _given(recorder: Recorder, arg: object) -> object:
-    """An argument in a trace: tensors in it as proxies."""
+    """Return an argument for a trace: tensors in it become proxies."""
     if not holds_tensors(arg):
         return arg
     return map_tensors(lambda tensor: recorder.tracker.proxy_of(recorder.adopted(tensor)), arg)
@@ -153,7 +153,7 @@ def _refuse_memory(
     args: tuple[Any, ...],
     results: tuple[Any, ...],
 ) -> None:
-    """Refuse a Function that writes to an argument, returns one or a view, or keeps tensors as attributes."""
+    """Refuse a Function that writes to an argument, returns an argument or a view, or keeps tensors as attributes."""
 
     def refuse(what: str, remedy: str) -> NoReturn:
         raise Unsupported(f"{name_of(function)}, called in {recorder.here()}, {what}; {remedy}")
@@ -165,7 +165,7 @@ def _refuse_memory(
         what = (
             f"{name_of(function)} takes a view of an input that was made to require grad in place"
         )
-        # for TorchDynamo a view that was there before does not
+        # for TorchDynamo an existing view does not require grad
         raise Unsupported(f"{what}, in {recorder.here()}; give it a new tensor", splits=False)
     fresh = [result for result in results if isinstance(result, torch.Tensor)]
     given = {id(tensor): tensor for tensor in tensors_in(args)}
@@ -186,16 +186,16 @@ def _finish(
     given: tuple[Any, ...],
     made: Any,
 ) -> bool:
-    """Record what gives the results their history; returns whether the forward wrote to an argument."""
+    """Record the history of the results; return whether the forward wrote to an argument."""
     results = made if isinstance(made, tuple) else (made,)
     fixed = {id(tensor) for tensor in context.non_differentiable}
     _refuse_memory(recorder, function, context, args, results)
 
     def has_history(result: torch.Tensor) -> bool:
         if not recorder.tracker.follow_autograd:
-            # the grad pass records for whoever differentiates its backward
+            # the grad pass records a backward, which a second grad pass may differentiate
             return id(result) not in fixed and (result.is_floating_point() or result.is_complex())
-        # PyTorch gives a view, or what it was told is constant, another node or none
+        # PyTorch gives a view, or a result marked constant, another node or none
         return result.requires_grad and issubclass(
             getattr(result.grad_fn, "_forward_cls", object), _Forward
         )
@@ -208,7 +208,7 @@ def _finish(
         tensors = tuple(
             position for position, arg in enumerate(args) if isinstance(arg, torch.Tensor)
         )
-        # values, not results: nothing is told of autograd's part in them yet
+        # values, not results: autograd's part in the results is not recorded yet
         proxies = [
             value_of(recorder, result) if isinstance(result, torch.Tensor) else None
             for result in results
@@ -230,9 +230,7 @@ def _finish(
             isinstance(result, torch.Tensor)
             and value_of(recorder, result).requires_grad > result.requires_grad
         ):
-            recorder.tracker.track(
-                result
-            )  # made under enable_grad, and PyTorch detached it in place
+            recorder.tracker.track(result)  # made under enable_grad; PyTorch detached it in place
     written = False
     for arg, before in zip(args, given, strict=True):
         if isinstance(arg, torch.Tensor) and recorder.tracker.proxy_of(arg) != before:

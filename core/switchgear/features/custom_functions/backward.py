@@ -1,4 +1,4 @@
-"""The backward of an `autograd.Function`, traced: user code that runs then and never again."""
+"""The backward of an `autograd.Function`, traced: the user code runs once, while it is traced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ONCE_CODE = once_differentiable(lambda ctx: None).__code__
 
 
 class _Once(torch.autograd.Function):
-    """Gradients, the first `count` arguments, of a backward that is marked `once_differentiable`."""
+    """A Function that returns its first `count` arguments, gradients of a backward marked `once_differentiable`."""
 
     @staticmethod
     def forward(ctx: Any, name: str, count: int, *tensors: torch.Tensor) -> Any:
@@ -42,12 +42,12 @@ class _Once(torch.autograd.Function):
 
 
 def held_by(item: BoundSymbol) -> list[object]:
-    """What `save_for_backward` was given."""
+    """Return the arguments of `save_for_backward`."""
     return [item.outputs[k.position] if isinstance(k, Result) else k for k in item.args[3]]
 
 
 def pullback(item: BoundSymbol, doors: Doors, higher_order: bool) -> Pull:
-    """The backward of a call whose history a line holds."""
+    """Return the backward of the call whose history a line holds."""
     call: FunctionCall = item.args[0]
     recorder = doors.recorder
     inputs, results = item.args[1], item.outputs
@@ -90,14 +90,14 @@ def pullback(item: BoundSymbol, doors: Doors, higher_order: bool) -> Pull:
 
 
 def _as_autograd_sees(value: Any, proxy: Any, seen: set[str]) -> object:
-    """What the forward computed on its way is constant for whoever differentiates the backward."""
+    """Detach intermediates of the forward: they are constant when the backward is differentiated."""
     return value.detach() if isinstance(proxy, TensorProxy) and proxy.name not in seen else value
 
 
 def _differentiable_once(
     call: FunctionCall, found: list[Any], given: list[torch.Tensor]
 ) -> list[Any]:
-    """The gradients, which cannot be differentiated. PyTorch takes them for constant where no grad output is not."""
+    """Return gradients without a derivative; for PyTorch they are constant if every grad output is constant."""
     defined = [grad.detach() for grad in found if grad is not None]
     marked = iter(_Once.apply(name_of(call.function), len(defined), *defined, *given))  # type: ignore[no-untyped-call]
     return [None if grad is None else next(marked) for grad in found]
@@ -136,7 +136,7 @@ def _backward(
 def _gradients(
     call: FunctionCall, inputs: tuple[TensorProxy, ...], found: tuple[Any, ...]
 ) -> list[torch.Tensor | None]:
-    """A gradient or None per tensor among the arguments, as PyTorch's engine passes it on."""
+    """Return a gradient or None for each tensor argument, as PyTorch's engine passes gradients on."""
     proxies = dict(zip(call.tensors, inputs, strict=True))
     for position, grad in enumerate(found):
         proxy = proxies.get(position)
@@ -155,7 +155,7 @@ def _gradients(
 
 
 def _fits(grad: object, proxy: TensorProxy) -> bool:
-    """Check whether a gradient can be summed and cast to what it is of, as PyTorch's engine does."""
+    """Check whether a gradient can be summed and cast to its input, as PyTorch's engine does."""
     if not isinstance(grad, torch.Tensor) or not proxy.requires_grad:
         return isinstance(grad, torch.Tensor)
     try:

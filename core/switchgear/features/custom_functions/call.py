@@ -1,4 +1,4 @@
-"""What is known of a call of an `autograd.Function`: its `ctx`, and what stands beside its tensors."""
+"""Records of a call of an `autograd.Function`: the `ctx`, and the arguments and results that are not tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Function = type[torch.autograd.Function]
 
 
 class Context(FunctionCtx):
-    """What stands in for `ctx`, in the forward and in the backward."""
+    """The substitute for `ctx`, in the forward and in the backward."""
 
     needs_input_grad: tuple[bool, ...] = ()
     saved_tensors: tuple[object, ...] = ()
@@ -27,20 +27,20 @@ class Context(FunctionCtx):
     non_differentiable: tuple[torch.Tensor, ...] = ()
 
     def attributes(self) -> dict[str, Any]:
-        """What the user's code put here."""
+        """Return the attributes set by the user's code."""
         return {name: value for name, value in vars(self).items() if name not in _OWN_ATTRIBUTES}
 
     @property
     def input_grad_buffers(self) -> tuple[None, ...]:
-        """Of PyTorch 2.15: gradients that a backward may add to. There are none; it returns its own."""
+        """The buffers that a backward may add gradients to (PyTorch 2.15): none, so the backward returns its own."""
         return (None,) * len(self.needs_input_grad)
 
     def set_output_grad_dtype(self, *dtypes: torch.dtype | None) -> NoReturn:
-        """Of PyTorch 2.14: grad outputs of another dtype than the results."""
+        """Refuse grad outputs of another dtype than the results (PyTorch 2.14)."""
         raise Unsupported("ctx.set_output_grad_dtype() inside a jitted function; cast in backward")
 
     def maybe_clear_saved_tensors(self) -> None:
-        """What is saved is freed after its last use anyway."""
+        """Do nothing: saved tensors are freed after their last use."""
 
 
 _OWN_ATTRIBUTES = frozenset({*Context.__annotations__, "saved_for_forward"})
@@ -48,17 +48,19 @@ _OWN_ATTRIBUTES = frozenset({*Context.__annotations__, "saved_for_forward"})
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """In place of a saved tensor: the result at this position among those that have a history."""
+    """Placeholder of a saved tensor: the result at this position among the results with a history."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FunctionCall:
-    """One call of a Function, beside its tensors.
+    """One call of a Function, without its tensors.
 
-    `tensors` are the positions of the tensors among its `count` arguments. `results` has, for each result, the
-    metadata of a tensor and its position among those that have a history, if it is one. `attributes` are of `ctx`.
+    Attributes:
+        tensors: positions of the tensors among the `count` arguments.
+        results: for each result the metadata of a tensor, and its position among results with a history, or None.
+        attributes: attributes of `ctx`.
     """
 
     function: Function
@@ -72,7 +74,7 @@ class FunctionCall:
         return f"a call of {name_of(self.function)}"
 
     def context(self, needs: Sequence[bool], saved: Sequence[object]) -> Context:
-        """The `ctx` of the backward."""
+        """Return the `ctx` of the backward."""
         context, needed = Context(), dict(zip(self.tensors, needs, strict=True))
         vars(context).update(self.attributes)
         context.needs_input_grad = tuple(
@@ -83,15 +85,15 @@ class FunctionCall:
 
 
 def has_setup_context(function: Function) -> bool:
-    """Whether its `ctx` is filled by a method of its own, not by its forward."""
+    """Check whether a Function fills `ctx` in `setup_context` rather than in `forward`."""
     return function.setup_context is not torch.autograd.Function.setup_context
 
 
 def name_of(function: Function) -> str:
-    """Its full name."""
+    """Return the full name of a Function."""
     return f"{function.__module__}.{function.__qualname__}"
 
 
 def holds_tensors(value: object) -> bool:
-    """Whether there is a tensor in an argument."""
+    """Check whether an argument contains a tensor."""
     return next(tensors_in(value), None) is not None

@@ -19,16 +19,16 @@ from switchgear.registry.rules import Applied
 
 
 class Linked(torch.autograd.Function):
-    """Links results to arguments for autograd's sake."""
+    """A Function that links results to arguments for autograd."""
 
     @staticmethod
     def forward(ctx: object, count: int, *tensors: torch.Tensor) -> Any:
-        """The results as they are."""
+        """Return the results unchanged."""
         return tensors[:count]
 
 
 def value_of(recorder: Recorder, tensor: torch.Tensor) -> TensorProxy:
-    """What a tensor stands for, whatever autograd says of it."""
+    """Return the value that a tensor stands for, without regard to autograd."""
     return recorder.values.proxy_of(recorder.tracker.fake_of(tensor))
 
 
@@ -41,7 +41,7 @@ def record_history(
     *,
     aliases: bool,
 ) -> None:
-    """Record `HISTORY`, and let the results, and `aliases` of them, stand for what it makes."""
+    """Record `HISTORY`, and rebind the results, and `aliases` of them, to its outputs."""
     values = tuple([value_of(recorder, result) for result in results])
     held = tuple(
         [value_of(recorder, leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
@@ -63,7 +63,7 @@ def _history(
     values: tuple[torch.Tensor, ...],
     kept: tuple[object, ...],
 ) -> tuple[torch.Tensor, ...]:
-    """The values; while recording, with a history that is recorded anew."""
+    """Return the values; while recording, attach a newly recorded history."""
     recorder = active_recorder()
     if recorder is None:
         return values
@@ -71,7 +71,7 @@ def _history(
         len(values), *[value.detach() for value in values], *inputs
     )  # type: ignore[no-untyped-call]
     arguments = {id(tensor) for tensor in inputs}
-    # what the forward computed on its way is constant for whoever differentiates the backward
+    # intermediates of the forward are constant when the backward is differentiated
     kept = tuple(
         k.detach() if isinstance(k, torch.Tensor) and id(k) not in arguments else k for k in kept
     )
@@ -88,7 +88,7 @@ def _history(
 
 
 class _Gradient:
-    """The class's own backward is the gradient of `HISTORY`: an `OwnGradient`."""
+    """The gradient of `HISTORY`, an `OwnGradient`: the class's own backward."""
 
     def origin(self, item: BoundSymbol) -> RuleOrigin:
         return RuleOrigin(item.args[0].function.__qualname__, "autograd.Function")

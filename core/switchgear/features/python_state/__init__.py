@@ -1,9 +1,10 @@
-"""Python state: what a function reads from Python is guarded, and what it writes there is done again by every call.
+"""Python state: reads of Python objects are guarded, and writes to Python objects are repeated by every call.
 
-Capture runs the function once. Reads of attributes are noted as they happen, what code names is found in the code when
-it starts; each is a guard of the entry. Content of the objects reached is compared before and after: changes are put
-back, their tensors become outputs of the trace, and every call, the first included, makes them after it has run.
-Refused are objects whose state cannot be seen: iterators, generators, random streams, what a call could not make again.
+Capture runs the function once. Attribute reads are recorded as they happen, and the names in code are looked up when
+the code starts; each read is a guard of the entry. The content of reached objects is compared before and after. Changes
+are undone, their tensors become outputs of the trace, and every call, the first included, repeats the changes after it
+has run. Objects with invisible state are refused: iterators, generators, random streams, and objects that a call could
+not rebuild.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class PythonState(Handler):
             _refuse_attributes_of_tensors(recorder, reached)
             raise
         except CaptureError as error:
-            # what TorchDynamo takes to be as it was in the first call, always
+            # TorchDynamo would assume, without a guard, that both are as in the first call
             drawn = [one.put_back() for one in reached.streams.values() if not one.is_global]
             error.splits &= not (any(drawn) or reached.reads_environment)
             raise
@@ -236,9 +237,9 @@ def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
 
 
 def _refuse_exact_types(codes: Iterable[types.CodeType], arguments: bool, kinds: Set[str]) -> None:
-    """Refuse `type(n) is int`, which is false of a symbolic number; `kinds` are those that there are.
+    """Refuse `type(n) is int`, which is false of a symbolic number; `kinds` are the numeric types in use.
 
-    Where `arguments` are symbolic, too, refuse what else tells them from integers: any type, `is`, NumPy.
+    With symbolic `arguments`, refuse other code that tells such numbers from integers: any `type`, `is`, NumPy.
     """
     for code in codes:
         named = globals_in(code)

@@ -1,4 +1,4 @@
-"""What abstract base classes answer about other classes: a class that is registered with one changes the answer."""
+"""Answers of abstract base classes about other classes: registering a class can change an answer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 class ClassChecks(dict[tuple[type, type], bool]):
-    """The answers of a capture, by class and base. They are asked for again once any class has been registered."""
+    """The answers of a capture, by class and base, checked again after any class has been registered."""
 
     _token: object = None
 
     def read(self, function: str, names: dict[str, Any]) -> None:
-        """Take note of a call of a function of `_abc` by code that has these local variables."""
+        """Record a call of a function of `_abc` by code with these local variables."""
         bases, value, *_ = names.values()
         if function == "get_cache_token":  # `singledispatch`, which may have cached its answer
             bases, kinds = names.get("registry", ()), {bases}
@@ -26,7 +26,7 @@ class ClassChecks(dict[tuple[type, type], bool]):
             self.update({(kind, base): issubclass(kind, base) for kind in kinds})
 
     def stay(self) -> bool:
-        """Whether the answers are still these."""
+        """Check whether the answers are unchanged."""
         token = abc.get_cache_token()
         if token != self._token:
             if any(issubclass(*classes) is not answer for classes, answer in self.items()):

@@ -1,4 +1,4 @@
-"""Frozen values: what a place held, kept so that later content can be compared with it."""
+"""Frozen values: the former content of a place, kept for comparison with later content."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ import torch
 from switchgear.features.python_state.holders import Content, dict_base, items_of
 from switchgear.record.guards import HEAP, Known, value_key
 
-#: Values that are compared by type and value; other objects are by identity.
+#: Types whose values are compared by type and value; other objects are compared by identity.
 ATOMS = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), range, slice),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
 )
-#: The ids of classes, for those of a user may have no hash: of values that lead nowhere, and of what is kept as it is,
-#: whatever holds it.
+#: Ids of types whose values lead to no other object, and of types stored unchanged in any container. Ids, because
+#: classes of users may be unhashable.
 VALUES = frozenset(map(id, (bool, float, str, bytes, type(None))))
 _PLAIN = VALUES.union(map(id, (int, type, types.FunctionType, types.ModuleType)))
-#: Stands for a tensor: which one it is matters only where it is an input, which has guards of its own.
+#: Stand-in for a tensor: its identity matters only where the tensor is an input, which has guards of its own.
 TENSOR: Any = type("AnyTensor", (), {"__repr__": lambda self: "a tensor"})()
-#: Stands for an integer that is an input, 2 or more.
+#: Stand-in for an integer of 2 or more that is an input.
 NUMBER: Any = type("AnyNumber", (), {"__repr__": lambda self: "an integer"})()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contents:
-    """What a container held: its class, its keys if it is a dict, and its frozen items."""
+    """The former content of a container: its class, its keys if it is a dict, and its frozen items."""
 
     kind: type
     keys: tuple[object, ...] | None
     items: tuple[object, ...]
-    #: What a deque or a defaultdict is made with.
+    #: The `maxlen` of a deque, the `default_factory` of a defaultdict.
     setting: object = None
-    #: The container, where it has attributes, which are read of this one.
+    #: The container itself, if it has attributes; their reads are guarded on this object.
     itself: object = None
 
     @property
     def size(self) -> int:
-        """How many items there are at all depths."""
+        """The number of items at all depths."""
         inner = [item.size for item in self.items if isinstance(item, Contents)]
         return len(self.items) + sum(inner)
 
@@ -54,34 +54,34 @@ class Contents:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instance:
-    """Any object of a class: an object of an argument's, of which each call has its own."""
+    """Stand-in for any object of a class: objects of an argument differ from call to call."""
 
     kind: type
 
 
-#: Stands for a float that is an input.
+#: Stand-in for a float that is an input.
 FLOAT = Instance(float)
 
 
 def is_atom(value: object) -> bool:
-    """Whether a value is compared by its value."""
-    # of a module isinstance asks for `__class__` as well, which is noted meanwhile
+    """Check whether a value is compared by value."""
+    # for a module, isinstance also reads `__class__`, and the read would be recorded
     kind = type(value)
     return issubclass(kind, ATOMS) and not kind.__flags__ & HEAP
 
 
 class Knowledge(Protocol):
-    """What is known of the objects of a call."""
+    """Knowledge about the objects of a call."""
 
     def content(self, container: Any) -> Content:
-        """What a container held at first, by key."""
+        """Return the initial content of a container, by key."""
 
     def is_of_call(self, value: object) -> bool:
-        """Whether an object is one of the arguments, or reached from one."""
+        """Check whether an object is an argument, or reached from one."""
 
 
 def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object:
-    """A value as something that no write changes. A container inside of itself is held by identity."""
+    """Return a value in a form that no write changes. A container inside itself is kept by identity."""
     kind = type(value)
     if id(kind) in _PLAIN:
         is_made = kind is types.FunctionType and known.is_of_call(value)
@@ -118,7 +118,7 @@ def _setting(container: object) -> object:
 
 
 def same(value: object, frozen: object) -> bool:
-    """Whether a value is what was frozen."""
+    """Check whether a value equals the frozen value."""
     if value is frozen:
         return True
     if frozen is TENSOR:
@@ -137,7 +137,7 @@ def same(value: object, frozen: object) -> bool:
 
 
 def frozen_key(frozen: object) -> object:
-    """A frozen value as part of a key: equal for what the same values meet."""
+    """Return a frozen value as part of a key; keys are equal if the same values match them."""
     if isinstance(frozen, Known):
         return value_key(frozen())
     if isinstance(frozen, Instance):
@@ -165,7 +165,7 @@ def _same_contents(value: Any, frozen: Contents) -> bool:
 
 
 def same_keys(value: Any, keys: tuple[object, ...]) -> bool:
-    """Whether these are the keys of a dict, in their order."""
+    """Check whether a dict has these keys, in this order."""
     now = dict_base(value).keys(value) if isinstance(value, dict) else value.keys()
     if len(now) == len(keys) and all(map(operator.is_, now, keys)):
         return True
@@ -173,7 +173,7 @@ def same_keys(value: Any, keys: tuple[object, ...]) -> bool:
 
 
 def changing(value: Any, frozen: object) -> Iterator[Any]:
-    """The containers in a value, at all depths, that may hold something else later."""
+    """Yield the containers in a value, at all depths, whose content may change."""
     if not isinstance(frozen, Contents) or frozen.kind is types.MethodType:
         return
     if not issubclass(frozen.kind, (tuple, frozenset)):
@@ -185,7 +185,7 @@ def changing(value: Any, frozen: object) -> Iterator[Any]:
 
 
 def numbers_changed(value: Any, frozen: object, path: str) -> Iterator[str]:
-    """The paths of numbers that are others than those frozen, in containers of the same shape."""
+    """Yield the paths of numbers that differ from the frozen numbers, in containers of the same shape."""
     if type(frozen) is type(value) in (int, float) and value != frozen:
         yield path
     if not isinstance(frozen, Contents) or not isinstance(value, (tuple, list, dict)):
@@ -200,7 +200,7 @@ def numbers_changed(value: Any, frozen: object, path: str) -> Iterator[str]:
 
 
 def can_change(frozen: object) -> bool:
-    """Whether the object that was frozen, the same one, may hold something else later."""
+    """Check whether the object that was frozen may change its content later."""
     if isinstance(frozen, Contents):
         is_fixed = frozen.kind in (tuple, frozenset, types.MethodType)
         return not is_fixed or any(map(can_change, frozen.items))
@@ -208,7 +208,7 @@ def can_change(frozen: object) -> bool:
 
 
 def leaves(frozen: object) -> Iterator[Any]:
-    """What is not a container in a frozen value."""
+    """Yield the values in a frozen value that are not containers."""
     if isinstance(frozen, Contents):
         for item in frozen.items:
             yield from leaves(item)

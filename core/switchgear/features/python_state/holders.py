@@ -1,4 +1,4 @@
-"""Holders: the mutable places of Python's that a function may read and write, each with what it held at first."""
+"""Holders: the mutable places in Python that a function may read and write, each with its initial content."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import torch
 
 from switchgear import torch_private as internals
 
-#: What a holder holds, by key.
+#: The content of a holder, by key.
 Content: TypeAlias = dict[Any, Any]
-#: What a place that holds nothing gives.
+#: The value of an empty place.
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
 
 
 class Holder:
-    """A mutable place. `before` is its content, by key, when it was reached; `label` says where that is.
+    """A mutable place. `before` is its content by key when it was reached; `label` describes the place.
 
-    `hides_absence`: code may have asked for what is not there, and nobody knows.
+    `hides_absence`: code may have asked for absent keys without a record.
     """
 
     hides_absence = False
@@ -32,52 +32,52 @@ class Holder:
         self.target = target
         self.label = label
         self.before = self.content()
-        #: What else lay there at first.
+        #: Other initial content, which code may name later.
         self.all: Content = {}
-        #: What stands in the place of numbers while the function runs, by key.
+        #: Symbolic numbers that replace numbers while the function runs, by key.
         self.symbolic: Content = {}
 
     def bare(self) -> Holder:
-        """Its kind and label alone."""
+        """Return a copy with kind and label alone."""
         twin = copy.copy(self)
         twin.target, twin.before, twin.all, twin.symbolic = None, {}, {}, {}
         return twin
 
     def content(self) -> Content:
-        """What it holds now, by key."""
+        """Return the current content, by key."""
         raise NotImplementedError
 
     def put(self, content: Content) -> None:
-        """Make it hold this."""
+        """Replace the content."""
         raise NotImplementedError
 
     def changed(self) -> bool:
-        """Whether it holds other objects than at first, or in another order."""
+        """Check whether the holder has other objects than initially, or another order."""
         return _differ(self.content(), self.at_first)
 
     @property
     def at_first(self) -> Content:
-        """What the function met there."""
+        """The initial content as the function sees it."""
         return self.before | self.symbolic if self.symbolic else self.before
 
     def make_symbolic(self, key: Any, number: torch.SymInt) -> None:
-        """Have the function meet this in the place of a number."""
+        """Replace a number by a symbolic one while the function runs."""
         self.symbolic[key] = number
         self.put(self.content() | {key: number})
 
     def put_back(self) -> None:
-        """Make it hold what it did at first."""
+        """Restore the initial content."""
         self.put(self.before)
         self.symbolic = {}
 
 
 class _InDict(Holder):
-    """What lies in a dict, and so has not changed where nobody has written to that."""
+    """A place in a dict, unchanged if nobody has written to the dict."""
 
     def __init__(self, target: Any, label: str) -> None:
         super().__init__(target, label)
         self._version = internals.dict_version(self._dict)
-        if isinstance(target, OrderedDict):  # `move_to_end` writes past it
+        if isinstance(target, OrderedDict):  # `move_to_end` bypasses the version
             self._version = None
 
     @property
@@ -85,36 +85,36 @@ class _InDict(Holder):
         return self.target  # type: ignore[no-any-return]
 
     def is_untouched(self) -> bool:
-        """Whether nothing was written to the dict, as far as its version tells."""
+        """Check by its version whether the dict was not written to."""
         version = self._version
         return version is not None and internals.dict_version(self._dict) == version
 
 
 class Items(_InDict):
-    """A dict, an instance's `__dict__` among them."""
+    """A dict, such as the `__dict__` of an instance."""
 
     def was_empty(self) -> None:
         """Record the initial content as empty."""
         self.before, self._version = {}, None
 
     def content(self) -> Content:
-        """Its items."""
+        """Return the items."""
         target = self.target
         return target.copy() if type(target) is dict else dict(dict_base(target).items(target))
 
     def changed(self) -> bool:
-        """Whether it holds other objects; most have not been written to."""
+        """Check whether other objects are held; most dicts have not been written to."""
         if self.is_untouched():
             return False
         now = self.target if type(self.target) is dict else self.content()
         return _differ(now, self.at_first if self.symbolic else self.before)
 
     def put(self, content: Content) -> None:
-        """Store only what differs, so that other threads see nothing else change."""
+        """Store only differences, so that other threads see no other change."""
         target, base = self.target, dict_base(self.target)
         for key in [key for key in base.keys(target) if key not in content]:
             base.__delitem__(target, key)
-        if [*base.keys(target)] != [*content][: len(base.keys(target))]:  # others come behind
+        if [*base.keys(target)] != [*content][: len(base.keys(target))]:  # the others come last
             base.clear(target)
         for key, value in content.items():
             if base.get(target, key, MISSING) is not value:
@@ -128,14 +128,14 @@ class Attributes(Items):
 
 
 def _differ(now: Mapping[Any, Any], before: Content) -> bool:
-    """Whether these are other objects, or in another order."""
+    """Check whether the objects or their order differ."""
     if len(now) != len(before) or any(map(operator.is_not, now.values(), before.values())):
         return True
     return [*now] != [*before]
 
 
 def items_of(value: Any) -> list[Any]:
-    """The items of a container, past what its class makes of iteration."""
+    """Return the items of a container, bypassing iteration methods of its class."""
     if isinstance(value, dict):
         return [*dict_base(value).values(value)]
     if isinstance(value, types.MappingProxyType):
@@ -148,12 +148,12 @@ def items_of(value: Any) -> list[Any]:
 
 
 def dict_base(target: Content) -> type[dict[Any, Any]]:
-    """The built-in class whose methods change a dict, past those of a subclass."""
+    """Return the built-in class whose methods change a dict, bypassing methods of a subclass."""
     return OrderedDict if isinstance(target, OrderedDict) else dict
 
 
 class Variables(_InDict):
-    """The global variables of a module that code names; others are not looked at."""
+    """The global variables of a module that code names; others are ignored."""
 
     hides_absence = True
 
@@ -163,7 +163,7 @@ class Variables(_InDict):
         self.all = target.copy()
 
     def watch(self, names: Set[str]) -> list[str]:
-        """Look at these variables from now on, too; those of them that are new and set."""
+        """Watch more variables; return the new variables that are set."""
         fresh = names - self.names
         self.names |= fresh
         new = sorted(fresh & self.all.keys())
@@ -171,11 +171,11 @@ class Variables(_InDict):
         return new
 
     def content(self) -> Content:
-        """Those that are set."""
+        """Return the watched variables that are set."""
         return {name: self.target[name] for name in sorted(self.names & self.target.keys())}
 
     def changed(self) -> bool:
-        """Whether a variable is set otherwise."""
+        """Check whether a watched variable has changed."""
         if self.is_untouched():
             return False
         now, before = self.names & self.target.keys(), self.at_first
@@ -184,7 +184,7 @@ class Variables(_InDict):
         )
 
     def put(self, content: Content) -> None:
-        """Set them."""
+        """Set or delete the watched variables."""
         for name in self.names:
             if name in content:
                 self.target[name] = content[name]
@@ -196,11 +196,11 @@ class Elements(Holder):
     """A list or deque."""
 
     def content(self) -> Content:
-        """The elements by their places."""
+        """Return the elements by position."""
         return dict(enumerate(items_of(self.target)))
 
     def put(self, content: Content) -> None:
-        """Put these elements in the place of all."""
+        """Replace all elements."""
         if isinstance(self.target, list):
             self.target[:] = content.values()
             return
@@ -212,31 +212,31 @@ class Members(Holder):
     """A set."""
 
     def content(self) -> Content:
-        """The members, each by itself."""
+        """Return the members, each under itself."""
         return {member: member for member in self.target}
 
     def changed(self) -> bool:
-        """Whether there are other members."""
+        """Check whether the members differ."""
         return self.content().keys() != self.before.keys()
 
     def put(self, content: Content) -> None:
-        """Put these members in the place of all."""
+        """Replace all members."""
         self.target.clear()
         self.target.update(content)
 
 
 class Variable(Holder):
-    """A variable that functions share: a cell."""
+    """A variable shared by functions: a cell."""
 
     def content(self) -> Content:
-        """What it is bound to, if it is."""
+        """Return the content of the cell, if it is bound."""
         try:
             return {"cell_contents": self.target.cell_contents}
         except ValueError:
             return {}
 
     def put(self, content: Content) -> None:
-        """Bind it."""
+        """Bind or unbind the cell."""
         if content:
             self.target.cell_contents = content["cell_contents"]
         else:
@@ -244,15 +244,15 @@ class Variable(Holder):
 
 
 class Slots(Holder):
-    """The attributes of an object that lie in slots."""
+    """The attributes of an object that are stored in slots."""
 
     def content(self) -> Content:
-        """Those that are set."""
+        """Return the slots that are set."""
         values = {name: _slot(self.target, name) for name in slots_of(type(self.target))}
         return {name: value for name, value in values.items() if value is not MISSING}
 
     def put(self, content: Content) -> None:
-        """Set them."""
+        """Set or delete the slots."""
         now = self.content()
         for name in now.keys() - content.keys():
             object.__delattr__(self.target, name)
@@ -262,7 +262,7 @@ class Slots(Holder):
 
 
 def dict_of(kind: type) -> dict[str, Any]:
-    """The dict that the attributes of a class lie in."""
+    """Return the dict that stores the attributes of a class."""
     found: dict[str, Any] = gc.get_referents(vars(kind))[0]
     return found
 
@@ -281,18 +281,18 @@ class ClassAttributes(_InDict):
         return dict_of(self.target)
 
     def changed(self) -> bool:
-        """Whether one is otherwise; of most nothing at all is."""
+        """Check whether an attribute has changed; most classes have no change at all."""
         if self.is_untouched():
             return False
         return _differ(vars(self.target), self.all) and super().changed()
 
     def content(self) -> Content:
-        """Those that code sets; how attributes are read is changed while a function is captured."""
+        """Return the attributes that code sets; capture itself replaces `__getattribute__`."""
         attributes = vars(self.target).items()
         return {name: value for name, value in attributes if name not in NOT_SET}
 
     def put(self, content: Content) -> None:
-        """Set them."""
+        """Set or delete the attributes."""
         now = self.content()
         for name in now.keys() - content.keys():
             delattr(self.target, name)
@@ -314,7 +314,7 @@ NOT_SET = frozenset(
 
 
 def slots_of(kind: type) -> Iterator[str]:
-    """The names of the slots of a class and its bases, as instances have them."""
+    """Yield the names of the slots of a class and its bases, as instances have them."""
     for base in kind.__mro__:
         for name, member in vars(base).items() if "__slots__" in vars(base) else ():
             is_slot = isinstance(member, types.MemberDescriptorType)
@@ -329,7 +329,7 @@ def _slot(target: Any, name: str) -> Any:
         return MISSING
 
 
-#: The kinds of containers that can be looked into, and what holds their content.
+#: The kinds of containers that can be inspected, each with the holder of its content.
 CONTAINERS: tuple[tuple[type, type[Holder]], ...] = (
     (dict, Items),
     (list, Elements),

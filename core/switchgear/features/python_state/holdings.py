@@ -1,4 +1,4 @@
-"""Holdings: a holder for each mutable place that a function has reached, and which of them it has changed."""
+"""Holdings: a holder for each mutable place reached by a function, and the set of changed places."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _H = TypeVar("_H", bound=Holder)
 
 
 class Holdings:
-    """Holders by the ids of their targets; of what is empty, as most dicts of modules and functions are, none yet."""
+    """Holders by id of their targets; empty dicts, as most of modules and functions are, get a holder on a change."""
 
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
         self._symbolic: list[Holder] = []
         #: Dicts that were empty, each with its owner and name.
         self._empty: dict[int, tuple[dict[Any, Any], str, str]] = {}
-        #: The attributes that code sets: variables of modules, among others.
+        #: The attributes that code sets, such as variables of modules.
         self.names_set: set[str] = set()
 
     def __contains__(self, target: object) -> bool:
         return id(target) in self.holders or id(target) in self._empty
 
     def hold(self, kind: type[_H], target: Any, label: str) -> _H:
-        """The holder of a target, of this kind if it has none yet."""
+        """Return the holder of a target, created with this kind if there is none."""
         holder: Any = self.holders.get(id(target))
         if holder is None:
             holder = self.holders[id(target)] = kind(target, label)
@@ -42,7 +42,7 @@ class Holdings:
         return holder  # type: ignore[no-any-return]
 
     def hold_dict(self, target: dict[Any, Any], owner: str, name: str) -> Content:
-        """What a dict of an owner's held at first."""
+        """Return the initial content of an owner's dict."""
         if id(target) in self._empty:
             return {}
         if dict.__len__(target) or id(target) in self.holders:
@@ -51,12 +51,12 @@ class Holdings:
         return {}
 
     def make_symbolic(self, holder: Holder, key: object, number: Any) -> None:
-        """Have `number` stand at a key, until all is put back."""
+        """Put a symbolic number at a key, until everything is restored."""
         holder.make_symbolic(key, number)
         self._symbolic.append(holder)
 
     def content(self, value: Any) -> Content:
-        """What a container held when it was reached."""
+        """Return the content of a container when it was reached."""
         holder = self.holders.get(id(value))
         if holder is not None:
             return holder.at_first
@@ -66,7 +66,7 @@ class Holdings:
         return dict(value if is_proxy else enumerate(items_of(value)))
 
     def changed(self) -> list[Holder]:
-        """The holders whose content has changed since they were reached."""
+        """Return the holders whose content has changed since they were reached."""
         for target, owner, name in [held for held in self._empty.values() if held[0]]:
             self.hold(_kind_of(name), target, f"{owner}.{name}")
         for holder in self.holders.values() if self.names_set else ():
@@ -75,7 +75,7 @@ class Holdings:
         return [holder for holder in self.holders.values() if holder.changed()]
 
     def put_back(self) -> str:
-        """Give every target what it held at first; the label of one that held something else."""
+        """Restore the initial content of every target; return the label of a changed target."""
         changed = self.changed()
         for holder in (*changed, *self._symbolic):
             holder.put_back()
@@ -83,7 +83,7 @@ class Holdings:
         return changed[-1].label if changed else ""
 
     def clear(self) -> None:
-        """Let go of all, and of tensors that nobody else may hold."""
+        """Release all holders, and tensors that they alone may hold."""
         for holder in self.holders.values():
             holder.before = holder.all = {}
         self.holders.clear()
@@ -91,5 +91,5 @@ class Holdings:
 
 
 def _kind_of(name: str) -> type[Items]:
-    """Of the dict that an attribute of that name holds."""
+    """Return the holder class of the dict behind an attribute."""
     return Attributes if name == "__dict__" else Items

@@ -1,4 +1,4 @@
-"""Which places of a call hold one object, and which hold different ones: `is` tells, and a write reaches all of one."""
+"""Identity: places of a call that hold one object, or different objects. `is` tells, and a write reaches all places."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchgear import torch_private as internals
 from switchgear.features.python_state.holders import KINDS, MISSING
 from switchgear.record.signature import Argument, Attribute, follow, is_object
 
-#: What is the same object in every call, if it is equal.
+#: Types of objects that are identical in every call if equal.
 _SAME_EVERYWHERE = (
     type,
     types.FunctionType,
@@ -29,23 +29,23 @@ _SAME_EVERYWHERE = (
 
 
 class Place(NamedTuple):
-    """Where an object lies: at `steps` from `owner`, which is an argument of each call, or an object itself."""
+    """The path of an object: `steps` from `owner`, which is an argument of each call, or an object itself."""
 
     owner: Any
     steps: tuple[object, ...]
 
     @property
     def is_of_call(self) -> bool:
-        """Whether each call has its own."""
+        """Whether each call has an own object here."""
         return isinstance(self.owner, Argument)
 
     def matches(self, other: Place) -> bool:
-        """Whether it is the same in every call."""
+        """Check whether two places are the same in every call."""
         is_same = self.owner is other.owner or (self.is_of_call and self.owner == other.owner)
         return is_same and self.steps == other.steps
 
     def fetch(self, objects: Mapping[int, object]) -> Any:
-        """What lies there in a call with these objects among its arguments; `MISSING` if nothing does."""
+        """Return the object at this place in a call with these argument objects, or `MISSING`."""
         try:
             owner = objects[self.owner.index] if self.is_of_call else self.owner
             return follow(owner, self.steps)
@@ -61,37 +61,37 @@ class Place(NamedTuple):
 
 
 class Places:
-    """Where what a function reaches lies: objects of the call, and containers, which may be others in another call."""
+    """Paths of reached objects: objects of the call, and containers, which later calls may replace."""
 
     def __init__(self) -> None:
-        #: Whether objects are among the arguments, of which each call has its own.
+        #: Whether there are objects among the arguments; each call has its own.
         self.has_objects = False
-        #: Of objects of the call, by their ids.
+        #: Places of objects of the call, by id.
         self.of_call: dict[int, Place] = {}
         self._others: dict[int, Place] = {}
-        #: What objects of the call lie at, or are reached by, in two ways.
+        #: Pairs of places of one object, at least one place in the call.
         self._ties: list[tuple[Place, Place]] = []
-        #: Where containers lie as well, by their ids.
+        #: Further places of containers, by id.
         self._aliases: defaultdict[int, list[Place]] = defaultdict(list)
 
     def clear(self) -> None:
-        """Let go of what lies elsewhere than in the call."""
+        """Release the places outside the call."""
         self._others, self._aliases = {}, defaultdict(list)
 
     def at(self, owner: object, steps: tuple[object, ...]) -> Place:
-        """The place at these steps from an owner, from an argument if that is of the call."""
+        """Return the place at `steps` from an owner; from an argument, if the owner belongs to the call."""
         known = self.of_call.get(id(owner))
         return Place(owner, steps) if known is None else Place(known.owner, known.steps + steps)
 
     def add(self, value: object, place: Place) -> None:
-        """Take note of where an object lies."""
+        """Record the place of an object."""
         if place.is_of_call and _is_made_by_calls(value):
             self.of_call[id(value)] = place
         elif self.has_objects or isinstance(value, KINDS):
             self._others[id(value)] = place
 
     def add_another(self, value: object, place: Place) -> None:
-        """Take note of another place of an object."""
+        """Record another place of an object."""
         if self.has_objects and _has_identity(value):
             self.tie(value, place)
         if isinstance(value, KINDS):
@@ -100,7 +100,7 @@ class Places:
                 self._aliases[id(value)].append(place)
 
     def tie(self, value: object, place: Place) -> None:
-        """Have every call find one object at the first place of this one and at another, if either is of the call."""
+        """Guard that two places of an object hold one object in every call, if either place is of the call."""
         first = self.of_call.get(id(value)) or self._others.get(id(value)) or Place(value, ())
         if first.is_of_call and place.is_of_call:
             is_new = first != place
@@ -110,16 +110,16 @@ class Places:
             self._ties.append((first, place))
 
     def of(self, value: object) -> Place | None:
-        """Where a call finds an object of its own, or the container that is there by then."""
+        """Return the place where a call finds its own object, or the current container."""
         place = self.of_call.get(id(value))
         if place is None and isinstance(value, KINDS):
             place = self._others.get(id(value))
         return place
 
     def identities(self, seen: Mapping[int, object], located: Iterable[int]) -> Identities:
-        """Which of the objects `seen`, by ids, are one by several ways, and which are not to be others that are alike.
+        """Return which of the objects `seen`, by id, have several paths, and which must differ from similar objects.
 
-        So are the containers that calls find at a place, by these ids.
+        Containers found by calls at a place count too: `located` has their ids.
         """
         ties = [*self._ties]
         for key in self._aliases.keys() & {*located}:
@@ -136,24 +136,24 @@ class Places:
 
 
 def _is_made_by_calls(value: object) -> bool:
-    """Whether another call may have one of its own that is equal."""
+    """Check whether another call may have its own, equal object."""
     if type(value) is types.FunctionType:
         return is_object(value)
     return not issubclass(type(value), _SAME_EVERYWHERE)
 
 
 def _has_identity(value: object) -> bool:
-    """Whether it matters which of two equal objects it is."""
+    """Check whether the identity of an object matters among equal objects."""
     is_value = issubclass(type(value), (tuple, frozenset, torch.SymInt, torch.SymFloat))
     return not is_value and _is_made_by_calls(value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Identities:
-    """What is one object, and what is not, in every call of an entry.
+    """Guarded identities of every call of an entry.
 
-    `ties` pairs places of one object; `apart` are places of different ones, of which none is among `others`, the ids
-    of what the function reaches by itself.
+    `ties` are pairs of places with one object; `apart` are places of different objects, none of them among `others`:
+    the ids of objects that the function reaches by itself.
     """
 
     ties: Sequence[tuple[Place, Place]] = ()
@@ -161,7 +161,7 @@ class Identities:
     others: frozenset[int] = frozenset()
 
     def missed(self, objects: Mapping[int, object]) -> str:
-        """What is otherwise in a call with these objects among its arguments, in words; empty if nothing is."""
+        """Return a description of the first difference in a call with these argument objects, or an empty text."""
         for one, two in self.ties:
             if one.fetch(objects) is not two.fetch(objects):
                 return f"{one} and {two} (from one object to two)"
@@ -175,7 +175,7 @@ class Identities:
         return ""
 
     def add_to(self, root: Any, nodes: Sequence[Any], hold: Callable[[Any], bool]) -> None:
-        """Have a tree ask for it: of the `nodes` of the places apart themselves, for ties by `hold` at the root."""
+        """Add the guards to a tree: for `apart` on their `nodes`, for `ties` through `hold` at the root."""
         label = ["which objects are one"]
         if self.ties:
             root.add_lambda_guard(hold, label, None)

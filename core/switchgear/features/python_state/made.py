@@ -1,4 +1,4 @@
-"""Reads that were made: code names more than it reads, so reads count if their code ran or runs later."""
+"""Reads that count: code names more than it reads, so a read counts if its code ran or runs later."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reads_made(reached: Reached, ran: Container[int]) -> list[Read]:
 
 
 def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
-    """Mark the reads of code that runs later, and record the attributes that it names of reached objects.
+    """Mark the reads of code that runs later, and record the attributes of reached objects named in the code.
 
     Raises `Unsupported` for a number that is symbolic by now.
     """
@@ -62,7 +62,7 @@ def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
 
 
 def start_later(reached: Reached) -> dict[int, types.CodeType]:
-    """Start the code of backwards, which run after the function, and of functions that they name. Return it by id."""
+    """Start the code of backwards, which run after the function, and of functions named there. Return it by id."""
     found: dict[int, types.CodeType] = {}
     while new := _run_later(reached).items() - found.items():
         found.update(new)
@@ -72,7 +72,7 @@ def start_later(reached: Reached) -> dict[int, types.CodeType]:
 
 
 def _run_later(reached: Reached) -> dict[int, types.CodeType]:
-    """Return the code of backwards that are reached, and of what they name, by id."""
+    """Return the code of reached backwards, and of functions named by that code, by id."""
     by_name: defaultdict[str, list[types.CodeType]] = defaultdict(list)
     for code in reached.codes.values():
         for name in {code.co_name, *reached.names_of(code)}:

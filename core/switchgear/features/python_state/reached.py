@@ -1,8 +1,8 @@
-"""What a function reaches: the objects of Python's that it may read or write, from its code, its reads and arguments.
+"""Reached objects: the Python objects that a function may read or write, by its code, its reads and its arguments.
 
-Attributes are noted as they are read (`recording`). Global variables, closures, defaults and attributes of classes and
-modules are found in the code of a function that is reached, when it starts. Of a container the whole content is read.
-Functions and objects of PyTorch, NumPy and the standard library are taken to be as they are.
+Attributes are recorded when they are read (`recording`). Global variables, closures, defaults and attributes of classes
+and modules are found in the code of a reached function, when the code starts. A container is read as a whole. Functions
+and objects of PyTorch, NumPy and the standard library are assumed not to change.
 """
 
 from __future__ import annotations
@@ -116,9 +116,9 @@ _IMPLIED = frozenset(
 #: Types of callables that a decorator wraps or a class runs.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
-#: Attributes that depend on all attributes of an object: copy and pickle read them.
+#: Attributes that depend on all attributes of an object, as copy and pickle read them.
 _WHOLE_OBJECT = frozenset({"__dict__", "__reduce__", "__reduce_ex__", "__getstate__"})
-#: Code that names one of these may read any attribute of a tensor.
+#: Names in code after which the code may read any attribute of a tensor.
 _WHOLE = frozenset({"__dict__", "vars", "dir", "__getattribute__"})
 #: Attributes through which code can modify a function object.
 _PARTS_OF_FUNCTIONS = frozenset(
@@ -139,7 +139,7 @@ _attribute = functools.cache(Attribute)
 
 
 class Reached:
-    """The objects that a function has reached so far, their initial content, and the reads of them."""
+    """The objects reached by a function so far, their initial content, and the reads of them."""
 
     def __init__(
         self, varying: Collection[int | str] = (), size_of: Callable[[torch.Tensor], Any] = len
@@ -172,11 +172,11 @@ class Reached:
         self.class_checks = ClassChecks()
         #: For each reached object, the path by which a later call finds it.
         self.places = Places()
-        #: Class attributes that were looked into, and classes that have a reached instance.
+        #: Inspected class attributes, and classes with a reached instance.
         self._met: set[tuple[object, ...]] = set()
         self._labels: dict[int, str] = {}
         self._seen: dict[int, Any] = {}
-        #: Names in code that has started.
+        #: Names in started code.
         self.names: set[str] = set()
         #: Objects whose attributes code may name, by attribute name.
         self._spaces: dict[str, list[_Space]] = {}
@@ -190,7 +190,7 @@ class Reached:
         self._is_at_work = False
         #: User functions and their labels, by the id of their code.
         self._functions: defaultdict[int, list[tuple[types.FunctionType, str]]] = defaultdict(list)
-        #: Code objects of functions that were reached before they started, by id.
+        #: Code objects of functions reached before their start, by id.
         self.codes: dict[int, types.CodeType] = {}
         #: Global variables of code that has started, by the id of the code.
         self.started: dict[int, dict[str, Any]] = {}
@@ -288,7 +288,7 @@ class Reached:
             self.reads.pop((id(target), ITSELF), None)
 
     def identities(self, located: Iterable[int]) -> Identities:
-        """Return which objects of the call are reached by several paths, and which located containers are distinct."""
+        """Return objects of the call with several paths, and located containers that are distinct."""
         return self.places.identities(self._seen, located)
 
     def watch_global_streams(self) -> None:
@@ -324,7 +324,7 @@ class Reached:
         first.tied.append(held)
 
     def _attributes(self, tensor: Any, label: str, place: Place) -> None:
-        """Record the user-set attributes of the tensor at `place`; those that code names count as read."""
+        """Record the user-set attributes of the tensor at `place`; attributes named in code count as read."""
         own = own_dict(tensor)
         if own is None or own in self.held:
             return
@@ -349,14 +349,14 @@ class Reached:
         self.reads[id(own), None] = read
 
     def read_missing(self, tensor: torch.Tensor, name: str) -> None:
-        """Record that code asked a tensor for an attribute that it lacks."""
+        """Record the read of an attribute that a tensor lacks."""
         own = own_dict(tensor)
         if own is not None and own in self.held:
             self._note(own, name, MISSING, f"{self._label(tensor)}.{name}")
         self._asked_of_tensors[id(tensor)].add(name)
 
     def ask_arguments(self, wrappers: Mapping[int, torch.Tensor]) -> Iterator[int]:
-        """Record the attributes that code asks of argument tensors and that these lack; yield the arguments' places."""
+        """Record the reads of attributes that argument tensors lack; yield the places of the arguments."""
         reads_all = not _WHOLE.isdisjoint(self.names)
         for index, wrapper in wrappers.items():
             names: Iterable[Any] = self._asked_of_tensors.get(id(wrapper), ())
@@ -368,11 +368,11 @@ class Reached:
                 yield index
 
     def read_no_variable(self, space: dict[str, Any], name: str) -> None:
-        """Record that code asked a module for a variable that it lacks."""
+        """Record the read of a variable that a module lacks."""
         self._note(space, name, MISSING, f"{space.get('__name__')}.{name}")
 
     def note_added(self, holder: Holder, key: str) -> None:
-        """Record that an entry which the function added was absent before, if the function may have asked for it."""
+        """Record that an entry added by the function was absent before, if the function may have asked for it."""
         target = holder.target
         bases = target.__mro__[1:] if isinstance(target, type) else ()
         if all(key not in vars(base) for base in bases):
@@ -416,7 +416,7 @@ class Reached:
             ):
                 _refuse_metaclass(item)
                 self._read_names_of_class(item)
-                continue  # to be compared with, or called, more often than changed
+                continue  # rather compared or called than changed
             if place:
                 self.reach(item, where, owner, (*steps, key))
             else:
@@ -493,7 +493,7 @@ class Reached:
                 f"the function reaches {label}, a {type(value).__name__}, which every use changes and nothing puts "
                 "back; use it outside of the function"
             )
-        if isinstance(value, _CHANGING) or type(value).__name__ == "ndarray":  # of NumPy's
+        if isinstance(value, _CHANGING) or type(value).__name__ == "ndarray":  # a NumPy array
             raise Unsupported(
                 f"the function reaches {label}, a {type(value).__name__}, whose content no guard can check; pass "
                 "the values you need of it"
@@ -508,7 +508,7 @@ class Reached:
             self._note(value, "__wrapped__", wrapped, f"{label}.__wrapped__", wrapped.__code__)
             own = own_dict(value)
             if own is not None and is_written_in_python(type(value)):
-                self.classes.append(type(value))  # a jitted function's
+                self.classes.append(type(value))  # of a jitted function
                 self._hold_own(value, own, label)
             elif own is not None:
                 self._attributes_of_function(value, label)
@@ -523,7 +523,7 @@ class Reached:
         attributes = itertools.chain.from_iterable(
             vars(base).items() for base in _users_bases(kind)
         )
-        for name, value in attributes:  # code may come by the class of an object
+        for name, value in attributes:  # the class of an object may lead code here
             if type(value) is not types.FunctionType:
                 self._spaces.setdefault(name, []).append(kind)
                 if name in self.names:
@@ -546,11 +546,11 @@ class Reached:
         state = vars(module)
         for name in _DICTS:
             held = state.get(name)
-            if not isinstance(held, dict):  # a scripted module has them in C++
+            if not isinstance(held, dict):  # a scripted module stores hooks and parts in C++
                 continue
             if (
                 self.held.hold_dict(held, label, name) and name in MODULE_STATE
-            ):  # parts have guards of their own
+            ):  # parts have their own guards
                 self.noted.update([(id(module), part) for part in held if part not in state])
                 if name != "_modules":
                     for part, tensor in held.items():
@@ -575,7 +575,7 @@ class Reached:
         before = MISSING if holder is None else holder.before.get(name, MISSING)
         is_state = is_module and part_of(value, name) is not MISSING
         if is_state and before is MISSING and id(value) not in self.holders:
-            return  # the parts of modules have guards of their own
+            return  # parts of modules have their own guards
         label = f"{self._label(value)}.{name}"
         if name in _WHOLE_OBJECT:
             self._read_all(value)
@@ -585,7 +585,7 @@ class Reached:
             if holder is not None and own is not None:
                 met = holder.at_first[name]
                 if own.get(name, MISSING) is not met:
-                    return  # the function has written it itself
+                    return  # written by the function itself
             self._note(own, name, before, label)
             self._inherited(type(value), name, inherited)
             return
@@ -603,12 +603,12 @@ class Reached:
                 self._read_names(dict_of(base), base.__name__)
             for kind in MODULE_STATE if is_module else ():
                 held = vars(value).get(kind)
-                if isinstance(held, dict):  # a traced module has them in C++
+                if isinstance(held, dict):  # a traced module stores its parts in C++
                     self._note(held, name, MISSING, label)
 
     def _read_made(self, value: object, own: Mapping[str, object] | None, name: str) -> None:
         """Record the class attribute that an object created by the function reads."""
-        self.noted.discard((id(value), name))  # which another may have when it is gone
+        self.noted.discard((id(value), name))  # a later object may get the same id
         kind = next((kind for kind in type(value).__mro__ if id(kind) in self.holders), None)
         if kind is None:
             return
@@ -664,7 +664,7 @@ class Reached:
     ) -> None:
         """Record a read that counts if `code` runs, and follow its value.
 
-        Of a tensor only that it is one: which it is matters where it is an input, which has guards of its own.
+        For a tensor, only its type counts: its identity matters only for an input, which has guards of its own.
         """
         place = id(owner), key
         known = self.reads.get(place)
@@ -687,7 +687,7 @@ class Reached:
     def _inherited(self, kind: type, name: str, value: object, is_named: bool = False) -> None:
         """Record a class attribute that code reads, or only names, and follow its value."""
         met = id(kind), name, is_named
-        if met in self._met:  # by another instance
+        if met in self._met:  # met through another instance
             return
         self._met.add(met)
         is_of_capture = name == "__getattribute__" or is_redirection(value)
@@ -698,7 +698,7 @@ class Reached:
         holder = self.holders.get(id(bases[0]))
         if holder is not None and holder.before.get(name, value) is not value:
             self.reach(value, f"{kind.__name__}.{name}")
-            value = holder.before[name]  # the function has set it itself
+            value = holder.before[name]  # set by the function itself
         code = None
         if is_named and isinstance(value, types.FunctionType):
             kind, code = bases[0], value.__code__
@@ -707,7 +707,7 @@ class Reached:
             own, label = vars(base)[name], f"{base.__name__}.{name}"
             is_theirs = user_objects.is_users_class(base) and not is_redirection(own)
             if base is not kind and is_theirs and isinstance(own, types.FunctionType):
-                self._note(base, name, own, label, own.__code__)  # `super` may find it
+                self._note(base, name, own, label, own.__code__)  # `super` may find the function
             self._behind(own, label)
 
     def _behind(self, value: object, label: str) -> None:
@@ -813,7 +813,7 @@ class Reached:
             self._ask_functions(function)
 
     def _ask_functions(self, function: types.FunctionType) -> None:
-        """Record attributes that `function` asks of other functions by `hasattr` or `getattr` and that these lack."""
+        """Record attributes that `function` asks of other functions by `hasattr` or `getattr` and that do not exist."""
         code = function.__code__
         cells = [self.held.holders[id(cell)] for cell in function.__closure__ or ()]
         values = [holder.before.get("cell_contents") for holder in cells]
@@ -843,12 +843,12 @@ class Reached:
         module = space.get("__name__")
         holder = self.held.hold(Variables, space, f"module {module}")
         holder.watch(names)
-        # the locks of an installed package are its own affair
+        # locks of an installed package are not state of the user
         is_apart = is_installed(str(space.get("__file__")))
         for name in sorted(names & holder.before.keys()):
             value = holder.before[name]
             if isinstance(value, types.BuiltinFunctionType) and not is_method(value):
-                # told of when it is called
+                # recorded when it is called
                 self.note_afterwards(space, name, value, f"{module}.{name}")
                 continue
             if is_apart and user_objects.is_lock(type(holder.before[name])):
@@ -895,7 +895,7 @@ class Reached:
             held = self.held.hold(ClassAttributes, base, base.__qualname__).before
             for name, value in held.items() if user_objects.is_users_own(base.__module__) else ():
                 if isinstance(value, KINDS) or user_objects.is_users_class(type(value)):
-                    self.reach(value, f"{base.__name__}.{name}")  # code may compute its name
+                    self.reach(value, f"{base.__name__}.{name}")  # code may compute the name
         for meta in _users_bases(type(kind)):
             self.reach(meta, meta.__qualname__)
             self._behind(vars(meta).get("__getattribute__"), f"{meta.__name__}.__getattribute__")

@@ -1,7 +1,7 @@
-"""Reads: what a function took from Python while it was captured, and the guard that another call finds it so.
+"""Reads: the Python values that a function read during capture, and the guard on the values for later calls.
 
-A guard follows no path from the arguments: each place is held itself, for the places that led to it are guarded too.
-PyTorch's guard tree checks them in C++; where that says no, Python tells which it was.
+A guard follows no path from the arguments: each place is held itself, because the places on its path are guarded too.
+PyTorch's guard tree checks the places in C++; after a refusal, Python finds the read that differs.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from switchgear.features.python_state.streams import variable_of_context
 from switchgear.record.guards import Guard, Known
 from switchgear.record.signature import Argument, Attribute, follow
 
-#: As a key: the owner itself.
+#: Key for the owner itself.
 ITSELF: Any = type("Itself", (), {})()
-#: As a key: the set of names in the dict of a class or module.
+#: Key for the set of names in the dict of a class or module.
 NAMES: Any = type("Names", (), {})()
-#: As a key: the bases of a class, which code may replace.
+#: Key for the bases of a class, which code may replace.
 BASES = "__mro__"
-#: At most so many changed reads are named in a message.
+#: Maximal number of changed reads named in a message.
 _MOST_TOLD = 3
-#: A container with more items is guarded by identity, its own and its items'.
+#: A container with more items is guarded by identity, together with its items.
 _FEW_ITEMS = 8
-#: After so many harmless writes to dicts, every call inspects all dicts instead of comparing versions.
+#: After this many harmless writes to dicts, every call inspects all dicts instead of comparing versions.
 _MOST_WRITES = 16
 
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """A place that was read: the item `key` of a dict, or the attribute of another object, and what was there.
+    """A place that was read: the item `key` of a dict, or the attribute of another object, and its value then.
 
-    `label` is what a user calls it; `place` says where the owner lies in a call, if each has its own. `code` reads it
-    if it runs; if None, it was read.
+    `label` is the name shown to users; `place` is the path to the owner, if each call has its own owner. The read
+    counts if `code` runs, or always if `code` is None.
     """
 
     owner: object
@@ -110,9 +110,9 @@ class Read:
         return bool(now == self.value) if self.key is NAMES else same(now, self.value)
 
     def as_key(self) -> tuple[object, ...]:
-        """Return a key that is equal for reads which demand the same of every call."""
+        """Return a key that is equal for reads with the same demands on every call."""
         place = () if self.place is None else (self.place.owner, *self.place.steps)
-        # others may be of any class
+        # other steps may be of any class
         where = [one if isinstance(one, (str, Argument, Attribute)) else id(one) for one in place]
         parts = (self.owner, self.key, self.kind)
         return *map(id, parts), *where, self.is_later, frozen_key(self.value)
@@ -124,13 +124,13 @@ class Read:
 def _shown(value: object) -> str:
     try:
         text = value.__qualname__ if isinstance(value, (type, types.FunctionType)) else repr(value)
-    except Exception:  # a user's
+    except Exception:  # from a user's `__repr__`
         text = f"a {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def names_of(space: Any) -> frozenset[str]:
-    """Return the names in the dict of a class or module, without those that Python adds by itself."""
+    """Return the names in the dict of a class or module, without the names added by Python itself."""
     return frozenset(space) - NOT_SET
 
 
@@ -145,7 +145,7 @@ def class_attribute(kind: type, name: str) -> Any:
 
 
 def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None]) -> Guard:
-    """Return the guard on a state; `arguments` are the places of argument objects that it reads."""
+    """Return the guard on a state; `arguments` are the places of argument objects among its reads."""
     state = _STATES.setdefault(state.key, state)
     names = "".join(f"a{index}, " for index in arguments)
     check = "state.holds(state.fixed) or state.refresh()"
@@ -176,8 +176,8 @@ class State:
         self._writes_met = 0
         self.owners: tuple[object, ...] = ()
         self.fixed: tuple[tuple[object, ...]] = (self.owners,)
-        #: The guard tree, and its check of a call made of the owners and the argument objects.
-        #: The captured call needs none, and may be the only call.
+        #: The guard tree, and its check of a call, given as the owners and the argument objects. The captured call
+        #: needs neither, and may be the only call.
         self._root: Any = None
         self.holds: Callable[[object], object] = _is_not_known
         self._is_new = True
@@ -189,13 +189,13 @@ class State:
             self.key = (object(),)
 
     def modules(self) -> list[Known]:
-        """Return the modules among the values that were read."""
+        """Return the modules among the recorded values."""
         values = [read.value for read in self._reads]
         nested = chain.from_iterable(leaves(value) for value in values if type(value) is Contents)
         return [found for found in (*values, *nested) if type(found) is Known]
 
     def _build(self, objects: Mapping[int, object]) -> None:
-        """Build the guard tree from the current values, which equal the recorded ones."""
+        """Build the guard tree from the current values, which equal the recorded values."""
         fixed = [read for read in self._reads if read.place is None or not read.place.is_of_call]
         self.owners = tuple({id(home): home for home in [read.home for read in fixed]}.values())
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
@@ -205,10 +205,9 @@ class State:
         self.holds = internals.guard_check(self._root)
 
     def refresh(self, *objects: Any) -> bool:
-        """Check all reads one by one after the tree has said no.
+        """Check all reads separately after the tree has refused a call.
 
-        The tree compares some places by identity, and dicts by their versions; it is made again where these alone are
-        others.
+        The tree compares some places by identity, and dicts by version; if nothing else differs, the tree is rebuilt.
         """
         named = dict(zip(self.indices, objects, strict=True))
         said: list[str] = []
@@ -247,7 +246,7 @@ class State:
             yield from numbers_changed(read.now(objects), read.value, read.label)
 
     def listed(self) -> list[str]:
-        """Return one line for each read."""
+        """Return a line for each read."""
         return sorted(map(str, self._reads))
 
 
@@ -303,9 +302,9 @@ def _tree(
     looked_into: Set[int] | None,
     identities: Identities,
 ) -> tuple[Any, list[object]]:
-    """Return the guard tree, with read numbers as labels, and the objects that it compares by identity.
+    """Return the guard tree, with read numbers as labels, and the objects that are compared by identity.
 
-    Of dicts other than those that are `looked_into`, with None all, that nothing was written to tells all.
+    A dict outside `looked_into` is checked by its version tag alone; `looked_into=None` inspects every dict.
     """
     nodes = _Nodes(call, indices, len(reads))
     if not internals.has_dict_versions(nodes.root):
@@ -346,9 +345,7 @@ def _has_version(read: Read) -> bool:
 
 
 def _is_by_identity(frozen: object, is_still: bool) -> bool:
-    """Check whether a container is guarded by identity before content: a tuple, a large container, a dict
-    that has a version.
-    """
+    """Check whether a container is guarded by identity before content: a tuple, a large container, a versioned dict."""
     if not isinstance(frozen, Contents) or frozen.kind is types.MethodType:
         return False
     if is_still and frozen.keys and _is_versioned(frozen.kind):
@@ -362,7 +359,7 @@ def _is_by_identity(frozen: object, is_still: bool) -> bool:
 def _is_versioned(kind: type) -> bool:
     return issubclass(kind, dict) and not issubclass(
         kind, OrderedDict
-    )  # `move_to_end` writes past the version
+    )  # `move_to_end` bypasses the version
 
 
 def _add_identity(node: Any, frozen: object, value: Any, label: list[str], is_still: bool) -> None:
@@ -422,7 +419,7 @@ def _is_plain(read: Read) -> bool:
 
 
 def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
-    """Add guards that a value equals the frozen one."""
+    """Add guards that a value equals the frozen value."""
     if isinstance(frozen, Contents) and frozen.size > 4 * _FEW_ITEMS:
         node.add_lambda_guard(lambda now: same(now, frozen), label, None)
     elif isinstance(frozen, Contents) and frozen.kind in (list, tuple):
@@ -443,7 +440,7 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
     elif isinstance(frozen, Instance):
         node.add_type_match_guard(id(frozen.kind), label, None)
     elif frozen is NUMBER:
-        node.add_type_match_guard(id(int), label, None)  # more is asked where it is an input
+        node.add_type_match_guard(id(int), label, None)  # an input has further guards
     elif isinstance(frozen, Known):
         node.add_lambda_guard(frozen.names, label, None)
     elif isinstance(frozen, Contents) or frozen is TENSOR or _needs_care(frozen):
@@ -455,7 +452,7 @@ def _add_value(node: Any, frozen: object, value: Any, label: list[str]) -> None:
 
 
 def _needs_care(value: Any) -> bool:
-    """Check whether `==` is too weak or too strong for a value: zeros with signs, NaN, slices that hold them."""
+    """Check whether `==` is too weak or too strong for a value: signed zeros, NaN, slices, ranges and sizes."""
     if not is_atom(value):
         return False
     is_odd = isinstance(value, (float, complex)) and (value == 0 or value != value)

@@ -1,6 +1,6 @@
-"""Rebuilding: how each call makes the objects that a function made, returned or stored, around the call's own tensors.
+"""Rebuilding: each call rebuilds objects that the function created and returned or stored, around its own tensors.
 
-What was there before the function ran comes back by identity, what it made is made again, shared parts shared.
+Existing objects come back by identity; created objects are rebuilt, and shared parts stay shared.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ from switchgear.record.sizes import active_sizes, fixed, has_numbers, python
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """An object that is the same for every call."""
+    """An object shared by every call."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor or number of the call, by its place among what the trace gives."""
+    """A tensor or number of the call, by its index among the outputs of the trace."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Item(Leaf):
-    """The float that a tensor of the call holds."""
+    """The float in a tensor of the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A number that the sizes of a call tell, as Python over their names."""
+    """A number computed from the sizes of a call, as a Python expression over their names."""
 
     expression: str
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What was rebuilt before, by number."""
+    """An object rebuilt before, by number."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An object to be made: its class, its items if it is a container, and its attributes.
+    """An object to build: its class, its items if it is a container, and its attributes.
 
-    `pattern` is what else its class needs: the default of a dict, the length of a deque, the code of a function.
+    `pattern` is further input of the class: the default of a dict, the length of a deque, the code of a function.
     """
 
     index: int
@@ -86,7 +86,7 @@ class Located:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
-    """What a call gives: the leaves from its trace, the objects at the places, and those rebuilt so far."""
+    """Results of a call: the leaves from the trace, the objects at the places, and the objects rebuilt so far."""
 
     leaves: Sequence[object]
     located: Sequence[Any]
@@ -94,7 +94,7 @@ class Results:
     made: dict[int, Any] = field(default_factory=dict)
 
 
-#: What symbolic numbers are taken out of.
+#: Types of keys in which symbolic numbers can be replaced.
 _KEYS = (*ATOMS, *internals.SYMBOLIC, tuple, frozenset, type)
 #: The pattern of a dict that is its own `__dict__`.
 _ITSELF = object()
@@ -103,7 +103,7 @@ Template = Located | Constant | Leaf | Item | Number | Again | Built
 
 @dataclass(slots=True, eq=False)
 class Packing:
-    """Turns values into templates; collects their tensors as `leaves`, and the places of objects by their ids."""
+    """Converter of values to templates; collects tensors as `leaves`, and places of objects by their ids."""
 
     reached: Reached
     recorder: Recorder
@@ -115,7 +115,7 @@ class Packing:
     _kept: list[object] = field(default_factory=list)
 
     def pack(self, value: object, where: str) -> Template:
-        """The template of a value that the function left at `where`."""
+        """Return the template of a value that the function left at `where`."""
         if isinstance(value, torch.SymInt):
             self.has_numbers = True
             return Number(python(value))
@@ -163,7 +163,7 @@ class Packing:
         return Built(index, kind, keys, packed, attributes, _pattern(value))
 
     def locate(self, value: object) -> int | None:
-        """The number of the place of an object that a call has of its own."""
+        """Return the number of the place of an object that each call has of its own."""
         place = self.reached.places.of(value)
         if place is None:
             return None
@@ -183,7 +183,7 @@ class Packing:
 
 
 def key_of(key: object) -> object:
-    """A key of a dict, with the sizes of the call at hand."""
+    """Return a key of a dict, with the sizes of the captured call."""
     sizes = active_sizes()
     if sizes is not None and sizes.has_arguments and not isinstance(key, _KEYS):
         raise Unsupported(
@@ -204,7 +204,7 @@ def _pattern(value: object) -> object:
 
 
 def _is_fixed(value: object) -> bool:
-    """Whether a value of that kind is never made anew by a call."""
+    """Check whether a call never creates a new value of this kind."""
     if isinstance(value, types.FunctionType):
         return not (value.__closure__ or value.__defaults__ or vars(value))
     is_builtin = isinstance(value, types.BuiltinFunctionType) and not is_bound(value)
@@ -229,7 +229,7 @@ def _attributes(value: object) -> Iterable[tuple[str, Any]]:
 
 
 def build(template: Template, results: Results) -> object:
-    """The value of a call."""
+    """Build the value of a call."""
     if isinstance(template, Item):
         return results.leaves[template.index].item()  # type: ignore[attr-defined]
     if isinstance(template, Leaf):
@@ -311,7 +311,7 @@ def _empty(template: Built) -> Any:
 
 
 def is_odd(value: Any, reached: Reached, seen: set[int] | None = None) -> bool:
-    """Whether a return value holds an object that existed before, one object twice, or extra attributes."""
+    """Check whether a return value holds a pre-existing object, one object twice, or extra attributes."""
     if isinstance(value, torch.Tensor) or is_atom(value):
         return False
     seen = set() if seen is None else seen

@@ -1,4 +1,4 @@
-"""Recording: notes every attribute read of reached objects while a function is captured."""
+"""Recording: a record of every attribute read of reached objects while a function is captured."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _is_silent(file: str) -> bool:
 def _getattr(
     original: Callable[[nn.Module, str], Any], enter: Callable[[nn.Module], None]
 ) -> Callable[[nn.Module, str], Any]:
-    """`nn.Module.__getattr__`, which reads `__dict__` for each kind of part, without these reads.
+    """Return a `nn.Module.__getattr__` without its own reads of `__dict__` for each kind of part.
 
-    A module whose part is read is entered, so that a later call is given the part that is there by then.
+    A module is entered when a part is read, so that a later call gets the current part.
     """
 
     def __getattr__(module: nn.Module, name: str) -> Any:
@@ -65,7 +65,7 @@ def _missing(reached: Reached, thread: int) -> Callable[[torch.Tensor, str], Any
 
 
 class Recording:
-    """Notes attribute reads by this thread, of instances of the reached classes."""
+    """A recorder of attribute reads by this thread, on instances of the reached classes."""
 
     def __init__(
         self, reached: Reached, enter_module: Callable[[nn.Module], None], packages: tuple[str, ...]
@@ -77,7 +77,7 @@ class Recording:
         self._thread = threading.get_ident()
         #: Patches of classes and modules, by id.
         self._changes: dict[int, Change] = {}
-        #: Reports code that starts and functions written in C that are called.
+        #: Reporter of code that starts, and of called functions written in C.
         self.code = RunningCode(functools.partial(self._look, self._start), self._call)
         #: Whether the function has loaded a module.
         self.loads = False
@@ -116,7 +116,7 @@ class Recording:
             look(*what)
             if self._reached.classes or self._reached.modules:
                 self._patch()
-        except RecursionError:  # the function's own
+        except RecursionError:  # raised by the function's own recursion
             raise
         except Exception as error:
             self.failure = error
@@ -151,7 +151,7 @@ class Recording:
             kind = self._reached.classes.pop()
             patched = any(id(base) in self._changes for base in kind.__mro__)
             if not patched or ("__getattribute__" in vars(kind) and id(kind) not in self._changes):
-                # past a metaclass of the user's
+                # `type.__setattr__` bypasses a user's metaclass
                 noting, put = self._noting(kind.__getattribute__), type.__setattr__
                 self._changes[id(kind)] = replace(kind, "__getattribute__", noting, put)
 
@@ -216,7 +216,7 @@ class Recording:
 
     def _import(self, original: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         module = original(*args, **kwargs)
-        # past what `redirected` puts in the place of the original
+        # skip the frame of `redirected`
         if user_objects.is_users(caller(2)):
             with self.code:
                 self._look(self._reached.reach, module, module.__name__)
@@ -225,7 +225,7 @@ class Recording:
     def _environment(
         self, original: Callable[..., Any], environment: object, variable: str | None = None
     ) -> Any:
-        # past what `redirected` puts in the place of the original
+        # skip the frame of `redirected`
         if user_objects.is_users(caller(2, "os", "collections")):
             self._reached.read_environment(variable)
         return original(environment) if variable is None else original(environment, variable)

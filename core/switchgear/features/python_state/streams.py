@@ -1,4 +1,4 @@
-"""Streams: objects with a state of their own that a use changes, put back after a capture; a use of one is refused."""
+"""Streams: stateful objects that every use changes. Their state is restored after a capture, and a use is refused."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _Memo: type = type(functools.lru_cache(lambda: None))
 
 
 def has_stream(value: object) -> bool:
-    """Whether it is a random stream of Python's or NumPy's, a memo of functools, or a context variable."""
+    """Check whether an object is a random stream of Python or NumPy, a memo of functools, or a context variable."""
     return isinstance(value, (random.Random, _Memo, ContextVar)) or (
         type(value).__module__.startswith("numpy.random") and hasattr(value, "random")
     )
 
 
 def variable_of_context(variable: ContextVar[Any]) -> Any:
-    """What it is set to, its default, or nothing."""
+    """Return the value of a context variable, its default, or `MISSING`."""
     try:
         return variable.get()
     except LookupError:
@@ -36,7 +36,7 @@ def variable_of_context(variable: ContextVar[Any]) -> Any:
 
 
 class Stream:
-    """Such an object, and its state at first."""
+    """A stateful object, with its initial state."""
 
     def __init__(self, value: Any, label: str, *, is_global: bool = False) -> None:
         self.is_global = is_global
@@ -65,7 +65,7 @@ class Stream:
         return now is before or (type(now) is int and bool(now == before))
 
     def put_back(self) -> bool:
-        """Give it the state that it had; whether that was another."""
+        """Restore the initial state; return whether it had changed."""
         now, before, value = self._state(), self._before, self._value
         if self._is_same(now):
             return False
@@ -89,7 +89,7 @@ class Stream:
         return True
 
     def results_stay(self) -> Callable[[], bool] | None:
-        """Return a check that a memo still holds what it holds now, None where the capture did not use it."""
+        """Return a check that a memo still holds its current results, or None if the capture did not use the memo."""
         if _uses(self._value) == self._uses:
             return None
         results = _results(self._value)
@@ -97,12 +97,12 @@ class Stream:
         return lambda: {*map(id, held)} <= {*map(id, results.values())}
 
     def refuse_use(self) -> None:
-        """Raise `Unsupported` if it was used."""
+        """Raise `Unsupported` if the object was used."""
         if self.put_back():
             raise Unsupported(
                 f"the function uses {self._label}, a {type(self._value).__name__}, which every use changes and no "
                 "guard can see; use it outside of the function",
-                splits=False,  # nor does TorchDynamo see it
+                splits=False,  # TorchDynamo does not see the use either
             )
 
 
@@ -112,13 +112,13 @@ def _uses(value: Any) -> object:
 
 
 def _results(memo: Any) -> dict[Any, Any]:
-    """What a memo holds, by what stands for the arguments."""
+    """Return the results in a memo, by the keys of their arguments."""
     own = vars(memo)
     return next(held for held in gc.get_referents(memo) if type(held) is dict and held is not own)
 
 
 def _holds_wrappers(memo: object) -> bool:
-    """Whether a memo has tensors or symbolic numbers of a capture."""
+    """Check whether a memo holds tensors or symbolic numbers of a capture."""
     pending, seen = [(memo, 0)], set[int]()
     while pending:
         value, depth = pending.pop()
@@ -133,7 +133,7 @@ def _holds_wrappers(memo: object) -> bool:
     return False
 
 
-#: What holds no tensor of a result.
+#: Types of objects that hold no tensor of a result.
 _NO_RESULTS = (type, types.FunctionType, types.ModuleType, str, int, float)
-#: How deep the results of a memo lie below it: its links, a link's result, what that holds.
+#: The depth of results below a memo: its links, the result of a link, and the parts of the result.
 _DEPTH = 5

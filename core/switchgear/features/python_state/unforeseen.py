@@ -1,4 +1,4 @@
-"""Code that ran though nothing that was looked into led to it: from C, of a class that a container holds; refused."""
+"""Refusals of code that ran although no inspected code names it: called from C, or of a class in a container."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from switchgear.features.python_state import user_objects
 from switchgear.features.python_state.reached import Reached
 from switchgear.record.user_code import is_of_pytorch, is_standard
 
-#: What another call finds as this one did, if it is the same object.
+#: Types of objects that are unchanged in another call if their identity is.
 _SPACES = (type, types.ModuleType)
 _SETTLED = (*_SPACES, types.FunctionType, types.BuiltinFunctionType)
-#: What gives variables by names that are computed.
+#: Names that give access to variables by computed names.
 _UNKNOWN = frozenset({"globals", "eval", "f_globals", "f_locals"})
 
 
 def refuse_unforeseen(
     reached: Reached, ran: Mapping[int, types.CodeType], packages: tuple[str, ...]
 ) -> None:
-    """Raise `Unsupported` if such code reads variables, except of `packages`, each with a dot at its end.
+    """Raise `Unsupported` if unforeseen code reads variables. Code of `packages`, with trailing dots, is exempt.
 
-    Those that look for modules count among these: what is imported late runs their code, as it does editable installs'.
+    Packages of module finders are exempt too: a late import runs their code, as with editable installs.
     """
     finders = [getattr(one, "__module__", "").partition(".")[0] for one in sys.meta_path]
     apart = (*packages, *(f"{name}." for name in {*finders} - {"__main__"}))
@@ -70,7 +70,7 @@ def _inside(code: types.CodeType) -> frozenset[int]:
 
 
 def _reads(reached: Reached, code: types.CodeType) -> bool:
-    """Check whether code reads a global variable that may change inside; take note of the others."""
+    """Check whether code reads a global variable whose content may change; record the other variables."""
     space = reached.started[id(code)]
     for name in user_objects.globals_in(code) & space.keys():
         value = space[name]
@@ -84,7 +84,7 @@ def _reads(reached: Reached, code: types.CodeType) -> bool:
 
 
 def _is_users(reached: Reached, code: types.CodeType) -> bool:
-    """Check whether code that has started is the user's own; that of dataclasses and the like has no file."""
+    """Check whether code that has started is the user's own; generated code, as of dataclasses, has no file."""
     file, name = code.co_filename, reached.started[id(code)].get("__name__")
     if (file[:1] == "<" and file != "<stdin>") or is_standard(file) or is_of_pytorch(file):
         return False

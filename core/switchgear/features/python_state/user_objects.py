@@ -1,4 +1,4 @@
-"""Which functions, classes and objects are the user's to change, and so are looked into."""
+"""User objects: functions, classes and objects that a user may change; capture inspects them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 from switchgear.frontend.known_calls import is_known, is_written_in_python, operations
 
-#: Packages whose functions and classes are taken to be as they are.
+#: Packages of the standard library whose functions and classes are inspected; `_FIXED` are assumed not to change.
 _LOOKED_INTO = {"__main__", "argparse", "collections", "configparser", "weakref", "_weakrefset"}
 _FIXED = sys.stdlib_module_names - _LOOKED_INTO | {
     *("torch", "functorch", "numpy", "scipy", "sympy", "mpmath", "networkx", "packaging"),
     *("tokenizers", "huggingface_hub", "safetensors", "typing_extensions"),
     *("switchgear", "switchgear_tools", "pluggy"),
 }
-#: What of these reads attributes of modules all the same.
+#: Prefixes of modules in fixed packages that read attributes of the user's modules.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
 _LOADS = {dis.opmap["LOAD_GLOBAL"]: 1}
 _BINDS = (
@@ -33,7 +33,7 @@ _OF_VARIABLES = dict.fromkeys([dis.opmap[name] for name in _BINDS if name in dis
 
 @functools.cache
 def is_users(name: str | None) -> bool:
-    """Whether the module of that name is the user's, or one of PyTorch's layers."""
+    """Check whether the module of this name is the user's, or a layer of PyTorch."""
     if not isinstance(name, str):
         return False
     if name.startswith(_MODULES):
@@ -42,33 +42,33 @@ def is_users(name: str | None) -> bool:
 
 
 def is_users_space(value: types.ModuleType | type) -> bool:
-    """Whether it is such a module, or a class that is defined in one."""
+    """Check whether a module is a user's module, or a class is defined in one."""
     return is_users(value.__name__ if isinstance(value, types.ModuleType) else value.__module__)
 
 
 def is_users_function(value: types.FunctionType) -> bool:
-    """Whether a function is defined in one, or in no module, as by `exec`."""
+    """Check whether a function is defined in a user's module, or in no module, as by `exec`."""
     name = value.__globals__.get("__name__")
     return name is None or is_users(name)
 
 
 def is_users_class(kind: type) -> bool:
-    """Whether a class is written in Python, in one."""
+    """Check whether a class is written in Python, in a user's module."""
     return is_written_in_python(kind) and is_users(getattr(kind, "__module__", None))
 
 
 def is_alive(kind: type) -> bool:
-    """Check whether objects of a class hold state that lies in C: queues, locks, connections, shared memory."""
+    """Check whether objects of a class hold state in C: queues, locks, connections, shared memory."""
     return not is_known(kind)
 
 
 def is_lock(kind: type) -> bool:
-    """Check whether a class is of locks, of the standard library's."""
+    """Check whether a class is a lock class of the standard library."""
     return is_alive(kind) and hasattr(kind, "acquire")
 
 
 def has_values(kind: type) -> bool:
-    """Whether a class of the user's has attributes that its instances share: no functions, no defaults of fields."""
+    """Check whether a user's class has attributes shared by instances, other than functions and defaults of fields."""
     fields = getattr(kind, "__dataclass_fields__", ())
     return any(
         not (name[:2] == "__" or name in fields or callable(value) or hasattr(value, "__get__"))
@@ -80,14 +80,14 @@ def has_values(kind: type) -> bool:
 
 @functools.cache
 def is_users_own(name: str | None) -> bool:
-    """Whether it is the user's, and none of PyTorch's or the standard library's that is looked into all the same."""
+    """Check whether a module is the user's own, and not an inspected module of PyTorch or the standard library."""
     fixed = {"torch", *sys.stdlib_module_names} - {"__main__"}
     return is_users(name) and str(name).partition(".")[0] not in fixed
 
 
 @functools.cache
 def names_in(code: types.CodeType) -> frozenset[str]:
-    """The names of global variables and attributes in a code object and those inside of it, and what may be one."""
+    """Return the names of global variables and attributes in a code object and nested ones, and possible names."""
     names = set(code.co_names)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -99,14 +99,14 @@ def names_in(code: types.CodeType) -> frozenset[str]:
 
 @functools.cache
 def globals_in(code: types.CodeType) -> frozenset[str]:
-    """The names of global variables and builtins that a code object and those inside of it ask for."""
+    """Return the names of global variables and builtins read by a code object and nested ones."""
     inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
     return frozenset(_named_by(code, _LOADS)).union(*map(globals_in, inner))
 
 
 @functools.cache
 def variables_in(code: types.CodeType) -> frozenset[str]:
-    """The names of global variables in a code object and those inside of it, and strings that may be one."""
+    """Return the names of global variables in a code object and nested ones, and strings that may be names."""
     found = _named_by(code, _LOADS | _OF_VARIABLES)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -117,7 +117,7 @@ def variables_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _named_by(code: types.CodeType, bits: Mapping[int, int]) -> set[str]:
-    """The names that these operations have; of their arguments so many bits say something else."""
+    """Return the names in these operations; the given number of low bits in an argument are flags."""
     return {
         code.co_names[argument >> bits[operation]]
         for operation, argument in operations(code)
@@ -127,7 +127,7 @@ def _named_by(code: types.CodeType, bits: Mapping[int, int]) -> set[str]:
 
 @functools.cache
 def attributes_set(code: types.CodeType) -> frozenset[str]:
-    """The names of attributes that a code object sets; with `setattr`, any that it has as a string."""
+    """Return the names of attributes that a code object sets; with `setattr`, every string constant."""
     found = _named_by(code, {dis.opmap["STORE_ATTR"]: 0})
     if "setattr" in code.co_names or "__setattr__" in code.co_names:
         found.update(value for value in code.co_consts if isinstance(value, str))
@@ -136,7 +136,7 @@ def attributes_set(code: types.CodeType) -> frozenset[str]:
 
 @functools.cache
 def attributes_asked(code: types.CodeType) -> frozenset[tuple[str, str]]:
-    """What a code object asks variables that it shares for by `hasattr` or `getattr`: the names of both."""
+    """Return pairs of a shared variable and a name that code tests the variable for by `hasattr` or `getattr`."""
     if globals_in(code).isdisjoint(("getattr", "hasattr")):
         return frozenset()
     return frozenset(
@@ -150,7 +150,7 @@ def attributes_asked(code: types.CodeType) -> frozenset[tuple[str, str]]:
 
 @functools.cache
 def imports_in(code: types.CodeType) -> frozenset[tuple[int, str]]:
-    """The modules that import statements of a code object bind: how many dots there are, and the name after these."""
+    """Return the modules bound by import statements of a code object, as pairs of the number of dots and the name."""
     lines = [*dis.get_instructions(code)] if _IMPORT in code.co_code[::2] else []
     return frozenset(
         (level.argval, line.argval if names.argval else line.argval.partition(".")[0])
@@ -161,7 +161,7 @@ def imports_in(code: types.CodeType) -> frozenset[tuple[int, str]]:
 
 @functools.cache
 def compared_by_identity(code: types.CodeType) -> frozenset[str]:
-    """The names in what a code object compares by `is` with something else than a constant."""
+    """Return the names in expressions that a code object compares by `is` with anything but a constant."""
     found = set[str]()
     lines = [*dis.get_instructions(code)] if _IS in code.co_code[::2] else []
     for before, comparison in itertools.pairwise(lines):
@@ -174,13 +174,13 @@ def compared_by_identity(code: types.CodeType) -> frozenset[str]:
 
 
 def _extent(instruction: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Where in the source the expression begins and ends that an instruction computes."""
+    """Return the start and end, in the source, of the expression that an instruction computes."""
     line, end_line, column, end_column = [number or 0 for number in instruction.positions]
     return (line, column), (end_line, end_column)
 
 
 def functions_behind(value: object) -> Iterator[Any]:
-    """What a class attribute runs: a function itself, a property's, a method's."""
+    """Yield the functions that a class attribute runs: the attribute itself, or those of a property or method."""
     if isinstance(value, types.FunctionType):
         yield value
     elif isinstance(value, (classmethod, staticmethod)):

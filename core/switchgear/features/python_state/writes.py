@@ -1,4 +1,4 @@
-"""Writes: what a function stored in Python's objects, done again by every call of the trace."""
+"""Writes: values that a function stored in Python objects, stored again by every call of the trace."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from switchgear.features.python_state.rebuilding import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Write:
-    """The changes of one holder: items set, items removed, elements appended; or all of its content.
+    """The changes of one holder: items set, items removed, elements appended; or its whole content.
 
-    Where it has a `place`, by number, it is of what lies there.
+    With a `place`, by number, the changes apply to the object at that place.
     """
 
     holder: Holder
@@ -105,7 +105,7 @@ def _pack(holder: Holder, key: object, value: object, packing: Packing) -> Templ
 
 
 def _is_kept(value: object, before: object, packing: Packing) -> bool:
-    """Whether a place holds what it did, or a wrapper of that: `self.steps += 1` assigns the buffer it wrote to."""
+    """Check whether a place holds its former object or a wrapper of it: `self.steps += 1` assigns the same buffer."""
     if value is before or (is_atom(value) and same(value, before)):
         return True
     known = packing.recorder.inputs.wrapper_of(before)
