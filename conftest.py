@@ -19,7 +19,7 @@ from switchgear.registry.plugin import DISABLE_VARIABLE
 from tests import under_test
 from tests.under_test import fraction, is_slow, part
 
-#: The executors that ship with the project and give eager's results to the bit; `executors` runs a test over each.
+#: Shipped executors whose results are bit-identical to eager's; `executors` runs a test over each.
 EXECUTORS = ("torch",)
 
 
@@ -28,7 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--executors",
         type=under_test.names,
         default=("torch",),
-        help="whom to run the suites on that compare with eager, such as inductor,torch",
+        help="executors of the suites that compare with eager, such as inductor,torch",
     )
     parser.addoption("--device", default="cpu", help="where the databases and the survey of models run, such as cuda")
     parser.addoption("--part", type=fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N tests")
@@ -74,13 +74,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_collection_finish() -> None:
-    # what looked for plugins while it was imported saw all that is installed
+    # modules that looked for plugins at import have seen all installed ones
     plugins.loaded_once.cache_clear()
 
 
 @pytest.fixture(autouse=True)
 def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test depends on what else is installed, or switched off, where it runs; `discovery` asks for just that."""
+    """Hide other installed plugins and their variables; tests marked `discovery` see them."""
     if request.node.get_closest_marker("discovery"):
         plugins.loaded_once.cache_clear()
         yield
@@ -93,7 +93,7 @@ def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(autouse=True)
 def nothing_split() -> Iterator[None]:
-    """What is refused runs in eager, which takes no time: most tests are about what is refused, and why."""
+    """Run refused functions in eager, which takes no time: most tests are about the refusal and its reason."""
     with sg.defaults(fallback="eager"):
         yield
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import re
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -45,23 +47,39 @@ _WORD = re.compile(r"[A-Za-z][\w'’-]*")
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the paragraphs of a file, each with its line: of a page, or the public docstrings of a module."""
+    """Yield the paragraphs of a file, each with its line: of a page, or the docstrings and comments of a module."""
     text = path.read_text()
     if path.suffix == ".py":
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                docstring = ast.get_docstring(node)
-                if docstring and not getattr(node, "name", "").startswith("_"):
-                    place = node.body[0].lineno
-                    yield from (
-                        (place, part) for part in re.split(r"\n\s*\n", docstring) if not part.startswith("    ")
-                    )
+                place = node.body[0].lineno if node.body else 1
+                parts = re.split(r"\n\s*\n", ast.get_docstring(node) or "")
+                yield from ((place, part) for part in parts if not part.startswith("    "))
+        yield from comments(text)
         return
     text = re.sub(r"^```.*?^```$|<!--.*?-->", lambda block: "\n" * block[0].count("\n"), text, flags=re.M | re.S)
     for number, line in enumerate(text.splitlines(), 1):
         if not line.startswith(("    ", "#")) and not re.fullmatch(r"[|\s:-]*", line):
             for cell in line.strip().removeprefix("- ").split("|"):
                 yield number, cell
+
+
+def comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the comments of a module, those on neighbouring lines as one, each with its last line."""
+    part: list[str] = []
+    last = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line = token.start[0]
+        if part and line != last + 1:
+            yield last, " ".join(part)
+            part = []
+        words = token.string.lstrip("#: ")
+        part += [] if words.startswith(("type:", "noqa", "ruff:", "-- ")) else [words]
+        last = line
+    if part:
+        yield last, " ".join(part)
 
 
 def messages(path: Path) -> Iterator[tuple[int, str]]:

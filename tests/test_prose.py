@@ -29,14 +29,14 @@ def test_faults_are_found(tmp_path: Path, text: str, fault: str) -> None:
     assert fault in "\n".join(prose.faults(page))
 
 
-def test_code_links_and_private_docstrings_are_left_out(tmp_path: Path) -> None:
+def test_code_and_links_are_left_out_docstrings_and_comments_are_not(tmp_path: Path) -> None:
     page, module = tmp_path / "page.md", tmp_path / "module.py"
     page.write_text(
         f"```\nto the bit\n```\n\n    to the bit\n\n`to the bit` [a page](to-the-bit.md)\n\n{'short. ' * 40}"
     )
-    module.write_text('def _inner():\n    """Equal to the bit."""\n\n\ndef outer():\n    """Equal to the bit."""\n')
+    module.write_text('def _inner():\n    """Equal to the bit."""\n    x = "to the bit"  # equal to\n    # the bit\n')
     assert prose.faults(page) == []
-    assert [fault.split(":")[1] for fault in prose.faults(module)] == ["6"]
+    assert [fault.split(":")[1] for fault in prose.faults(module)] == ["2", "4"]
 
 
 def test_messages_of_modules_are_checked(tmp_path: Path) -> None:

@@ -202,7 +202,7 @@ def _plugin(name: str) -> Plugin:
 
 
 def _symbols(target: object) -> list[str]:
-    # what a plugin registered may be of names that this process cannot resolve by itself
+    # a plugin may have registered names that this process cannot resolve by itself
     if isinstance(target, tuple):
         return [*target]
     return (
@@ -282,7 +282,7 @@ def _implementation(
     sample: Sample, symbol: str, *, name: str, options: dict[str, Any]
 ) -> Iterator[str]:
     plain = _making(sample.mapped(torch.Tensor.detach))
-    if is_random(plain):  # what an implementation draws is its own
+    if is_random(plain):  # an implementation may draw numbers of its own
         jitted = sg.jit(plain.function, **options)
         jitted(*plain.args, **plain.kwargs)
         _require(jitted, name, "execution", symbol)
@@ -396,7 +396,7 @@ def _differentiated(
         return
     require()
     drawn = any(differences(found[:1], expected[:1], (), sample)) and is_random(sample)
-    if drawn:  # what a rule draws is its own, and its derivative is that of what it drew
+    if drawn:  # a rule may draw numbers of its own, on which its derivative depends
         yield from _by_differences(sample, jitted, wanted, require)
     else:
         yield from [*differences(found, expected, wanted, sample)] or [""]
