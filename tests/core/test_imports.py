@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -110,3 +113,12 @@ def test_pytorchs_own_spelling_of_an_operator(site: Site) -> None:
         "aten.sin.out",
         "aten.cos.default",
     } | {f"aten.sin.{name}" for name in torch.ops.aten.sin.overloads()}
+
+
+def test_importing_brings_neither_triton_nor_a_solver_nor_sympy(tmp_path: Path) -> None:
+    (tmp_path / "triton.py").write_text("")
+    program = "import sys, switchgear; print({'triton', 'highspy', 'sympy'} & {*sys.modules})"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={"PYTHONPATH": path, "PATH": ""}, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "set()\n", done.stderr

@@ -7,11 +7,12 @@ attention cost their operations, by PyTorch's formulas.
 
 from __future__ import annotations
 
+import functools
+import importlib
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry
 
 from switchgear import torch_private as internals
 from switchgear.ir.aliasing import aliased_argument
@@ -49,6 +50,13 @@ _UNREPEATABLE = frozenset(
 )
 
 
+@functools.cache
+def _operation_counts() -> dict[Any, Any]:
+    """Return PyTorch's formulas; their module imports Triton where it is installed, which takes a second."""
+    counts: dict[Any, Any] = importlib.import_module("torch.utils.flop_counter").flop_registry
+    return counts
+
+
 def cost(items: Iterable[BoundSymbol], *, fused: bool = False) -> float:
     """Return the cost of lines, in bytes moved; views cost nothing. `fused`: elementwise lines move next to nothing."""
     return sum(_leaf_cost(leaf, fused) for leaf in leaves_of(items) if not is_view(leaf))
@@ -68,7 +76,7 @@ def _operations(leaf: BoundSymbol) -> float:
     if not isinstance(fn, internals.OpOverload):
         return 0.0
     packet, _, suffix = str(fn.overloadpacket).removeprefix("aten.").partition("_for_cpu")
-    count = flop_registry.get(getattr(_aten, packet + suffix, None))
+    count = _operation_counts().get(getattr(_aten, packet + suffix, None))
     if count is None:
         return 0.0
     args, kwargs, made = map_proxies(_shape, (leaf.args, leaf.kwargs, leaf.output))
