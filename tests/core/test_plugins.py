@@ -230,7 +230,7 @@ def test_a_name_of_switchgears_own_is_no_strangers(site: Site) -> None:
         f"plugin {name} 1.0 is not used (conflict): {reason}; its author has to choose another"
         for name, reason in zip(("evil", "torch"), reasons, strict=True)
     ]
-    assert [plugin.distribution for plugin in loaded.plugins] == ["switchgear"]
+    assert [plugin.distribution for plugin in loaded.plugins] == ["switchgear-core"]
     assert twin.value not in sys.modules
 
 

@@ -25,6 +25,8 @@ from switchgear.registry.region import Region, RegionChoice
 from switchgear.registry.registry import Registry
 
 PROJECT = "switchgear"
+#: The distributions that ship together, whose plugins keep their names.
+DISTRIBUTIONS = frozenset({PROJECT, "switchgear-core"})
 #: The version of this contract; a plugin's module may declare its own: `switchgear_contract = 1`.
 CONTRACT = 1
 

@@ -14,7 +14,7 @@ from switchgear.patches import Lock
 from switchgear.record.attempts import undoing
 from switchgear.record.handler import left_out
 from switchgear.registry.executor import Executor, reason_limited, reason_unavailable
-from switchgear.registry.hookspecs import PROJECT
+from switchgear.registry.hookspecs import DISTRIBUTIONS, PROJECT
 from switchgear.registry.isolation import Import, isolated, uncaptured
 from switchgear.registry.plugin import (
     DISABLE_VARIABLE,
@@ -82,7 +82,7 @@ class _Candidate:
     @property
     def is_own(self) -> bool:
         """Whether the plugin ships with Switchgear."""
-        return distribution_of(self.entry)[0] == PROJECT
+        return distribution_of(self.entry)[0] in DISTRIBUTIONS
 
     @property
     def label(self) -> str:

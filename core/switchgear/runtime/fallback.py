@@ -28,6 +28,7 @@ from switchgear.errors import (
     Unsupported,
 )
 from switchgear.record.user_code import is_installed, is_own_file, is_standard, user_frame
+from switchgear.registry.hookspecs import DISTRIBUTIONS
 from switchgear.runtime.modes import same_modes
 from switchgear.showing import warning_text
 
@@ -133,7 +134,7 @@ def _own_packages() -> frozenset[str]:
     """Return the packages of the executors that ship with Switchgear."""
     entries = entry_points(group="switchgear")
     return frozenset(
-        e.module for e in entries if e.dist is not None and e.dist.name == "switchgear"
+        e.module for e in entries if e.dist is not None and e.dist.name in DISTRIBUTIONS
     )
 
 
