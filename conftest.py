@@ -1,4 +1,4 @@
-"""What every test shares: an isolated registry, seeds, markers, and the executors to run over."""
+"""Parts of every test: an isolated registry, seeds, markers, and the executors to run over."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def nothing_split() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def compiled_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is fused is looked at after one call; `tests/executors/test_background.py` has the tests of the default."""
+    """Fused regions are looked at after one call; `tests/executors/test_background.py` has the tests of the default."""
     monkeypatch.setenv(COMPILE_VARIABLE, "now")
 
 
