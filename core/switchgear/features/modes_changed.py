@@ -39,7 +39,7 @@ class ModesChanged(Handler):
         return PASS
 
     def opened(self, recorder: Recorder, call: Call) -> None:
-        """Note attention. Guard cuDNN's switch for norms on a GPU: PyTorch picks the kernel by the switch."""
+        """Note attention. Guard the switch of the library of norms on a GPU: PyTorch picks the kernel by the switch."""
         name = getattr(call.fn, "__name__", "")
         if name.endswith("_norm") and torch.cuda.is_initialized():
             library = torch.backends.cudnn

@@ -52,7 +52,7 @@ _UNREPEATABLE = frozenset(
 
 @functools.cache
 def _operation_counts() -> dict[Any, Any]:
-    """Return PyTorch's formulas; their module imports Triton where it is installed, which takes a second."""
+    """Return PyTorch's formulas; importing their module takes a second where it finds compilers of kernels."""
     counts: dict[Any, Any] = importlib.import_module("torch.utils.flop_counter").flop_registry
     return counts
 
