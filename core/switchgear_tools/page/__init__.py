@@ -32,7 +32,7 @@ def write_page(
 
 
 def page(data: dict[str, Any]) -> str:
-    """Return the HTML. The data is compressed and in base64, so no text of the user's is markup or code."""
+    """Return the HTML. The data is compressed and in base64, so no user's text is markup or code."""
     packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)
     parts = {
         "page.css": _source("page.css"),
