@@ -19,7 +19,7 @@ from benchmarks.workloads import WORKLOADS, Function, Task
 NAMES = ("gpt2/training", "llama/training")
 #: Budgets, as fractions of eager's saved bytes.
 BUDGETS = (0.9, 0.7, 0.5, 0.3, 0.2)
-#: The most time of Switchgear's default, as a fraction of checkpointing's, at bytes between these budgets.
+#: The longest time of Switchgear's default, as a fraction of checkpointing's, at bytes between these budgets.
 LIMIT = 0.9
 QUICK_ROUNDS = 1
 
@@ -107,7 +107,7 @@ def checkpointed(task: Task, count: int) -> Function:
 
 
 def held(name: str, task: Task, function: Function) -> Held:
-    """Return the bytes that a warm step holds, without its loss: `mse_loss` returns a loss in a storage of argument size."""
+    """Return the bytes that a warm step holds without its loss: the storage of `mse_loss`'s has its arguments' size."""
     for _ in range(2):
         task.run(function)
     for tensor in task.learned:

@@ -15,9 +15,9 @@ from benchmarks.measure import Samples, interleave, table, verdict
 from switchgear.grad import derived
 from switchgear.torch_private import clear_fake_results
 
-#: The most time, as a fraction of the peer's.
+#: The longest time, as a fraction of the peer's.
 LIMIT = 0.12
-#: The most difference of the time per layer between the first and the second stretch of `DEPTHS`, as a fraction.
+#: The largest difference of the time per layer between the first and the second stretch of `DEPTHS`, as a fraction.
 LINEARITY = 0.2
 LAYERS = 12
 DEPTHS = (2, 24, 48)

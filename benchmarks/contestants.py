@@ -88,7 +88,7 @@ def thunder(task: Task) -> Function:
 
 
 def not_importable(name: str) -> str | None:
-    """Return that a peer is not installed; None if installed."""
+    """Return a reason if a peer is not installed, else None."""
     return None if importlib.util.find_spec(name) else f"{name} is not installed"
 
 

@@ -23,7 +23,7 @@ from benchmarks.measure import Samples, interleave, per_call, verdict
 WIDTH, HEADS, WINDOW = 512, 8, 64
 POSITIONS = (256, 4096, 65536)
 CALLS, CALLS_OF_LOOPS = 40, 8
-#: The most bytes that a call may allocate beyond eager, and the most growth of our time with the size.
+#: The most bytes that a call may allocate beyond eager, and the largest growth of our time with the size.
 EXTRA, GROWTH = 1 << 20, 1.1
 
 Program = tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]

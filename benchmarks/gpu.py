@@ -29,11 +29,11 @@ ROUNDS, QUICK_ROUNDS = 15, 2
 SECONDS = 0.2
 #: Calls before the first measurement: CUDA graphs are captured in the second or third.
 WARM_UP = 5
-#: The most distance of a tensor from the float32 result: `FACTOR` times eager's distance, plus `FLOOR`.
+#: The largest distance of a tensor from the float32 result: `FACTOR` times eager's distance, plus `FLOOR`.
 FACTOR, FLOOR = 4.0, 0.01
 #: The least norm of a tensor, relative to all tensors: a gradient that is zero except for rounding has no norm.
 LEAST = 1e-3
-#: The most time of a contestant by a peer's on a workload, and the most peak bytes by eager's there.
+#: The longest time of a contestant by a peer's on a workload, and the most peak bytes by eager's there.
 TIME_LIMITS, PEAK_LIMIT = {("llama", "compile"): 1 / 1.1, ("llama", BASELINE): 1 / 1.3}, 0.8
 
 
@@ -200,7 +200,7 @@ def chosen_workloads(names: Sequence[str]) -> list[str]:
 
 
 def chosen_contestants(names: Sequence[str], device: str) -> tuple[list[Contestant], dict[str, str]]:
-    """Return the named contestants that can run here, and why others cannot. Raises `ValueError` for an unknown name."""
+    """Return the named contestants that can run here, and why others cannot. Raises `ValueError` for unknown names."""
     known = {item.name: item for item in contestants_on(device)}
     named = [known[name] for name in chosen(names, list(known), "contestant")]
     reasons = {item.name: item.missing() for item in named}

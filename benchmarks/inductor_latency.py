@@ -19,9 +19,9 @@ from benchmarks.compile_latency import LAYERS, first_result, per_layer
 from benchmarks.measure import Samples, table, verdict
 from switchgear.disk_cache import CACHE_VARIABLE
 
-#: The most times, as fractions of the peer's: without caches on disk, and with the first process's caches.
+#: The longest times, as fractions of the peer's: without caches on disk, and with the first process's caches.
 COLD_LIMIT, WARM_LIMIT = 0.8, 0.5
-#: The most growth of the time per layer from the first to the second stretch of `DEPTHS`, as a fraction.
+#: The largest growth of the time per layer from the first to the second stretch of `DEPTHS`, as a fraction.
 GROWTH = 0.2
 DEPTHS = (LAYERS, 30, 48)
 SWITCHGEAR, PEER = "switchgear", "torch.compile"

@@ -15,7 +15,7 @@ from benchmarks.measure import Samples, interleave, table, verdict
 
 #: The most seconds of the longest function.
 LIMIT = 60.0
-#: The most growth of the time per operator from the shortest to the longest, as a fraction.
+#: The largest growth of the time per operator from the shortest to the longest, as a fraction.
 LINEARITY = 0.2
 OPERATORS = (6_250, 12_500, 50_000)
 

@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = ROOT / "plugins" / "switchgear-example"
 #: The most seconds of `import switchgear` beyond `import torch`.
 IMPORT_LIMIT = 0.2
-#: The most time of the first, checked run, as a fraction of compiling, the work itself included.
+#: The longest time of the first, checked run, as a fraction of compiling, the work itself included.
 CHECKS_LIMIT = 0.05
-#: The most time of a cached call with a plugin installed, by a call without; the part above 1 allows for noise.
+#: The longest time of a cached call with a plugin installed, by a call without; the part above 1 allows for noise.
 CALL_LIMIT = 1.02
 
 IMPORT = """

@@ -24,9 +24,10 @@ from switchgear.jit import last_entry
 
 #: The most microseconds of guards in a call.
 GUARDS = {"GPT-2": 12.0, "Llama": 12.0, "BERT": 12.0, "a small module": 0.5}
-#: The most first-call ratios: to no feature; of a split function, to torch.compile; around a module, to no feature.
+#: The highest ratios of first calls: with the feature to without; split to torch.compile; around a jitted module to a
+#: plain one.
 CAPTURE, SPLIT, AROUND = 1.08, 1.3, 1.3
-#: The most ratio of a cached call to a call without the guarded objects; the most seconds of a first call.
+#: The highest ratio of a cached call to a call without the guarded objects; the most seconds of a first call.
 BESIDE, FIRST = 1.5, 10.0
 LAYERS = 12
 IDS = torch.arange(32).reshape(2, 16)

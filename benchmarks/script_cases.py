@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Normal, kl_divergence
 
 Jit = Callable[[Any], Any]
-#: A script: yields the loss of each step, and at the end the trained modules.
+#: A script: yields the loss of each step.
 Script = Callable[[Jit, int], Iterator[Tensor]]
 
 

@@ -29,7 +29,7 @@ class Row:
 
     Attributes:
         ratio: the median, over the steps after the first, of CPU seconds by eager's of the same step.
-        captures: CPU seconds of steps beyond the median step, over the whole run.
+        captures: CPU seconds beyond the median step, summed over steps of the whole run that took over three medians.
     """
 
     name: str

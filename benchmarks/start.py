@@ -16,7 +16,7 @@ from switchgear.disk_cache import CACHE_VARIABLE
 
 #: The most seconds: importing Switchgear beyond torch, and the first call of one linear layer with `["torch"]`.
 IMPORT_LIMIT, FIRST_LIMIT = 0.15, 0.3
-#: The most time of the default's first call by that of `["torch"]`, and of its warm first call by torch.compile's.
+#: The longest time of the default's first call by that of `["torch"]`, and of its warm first call by torch.compile's.
 DEFAULT_LIMIT, WARM_LIMIT = 1.15, 0.5
 LINEAR = "torch.nn.Linear(4, 4)"
 MLP = "torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 4))"

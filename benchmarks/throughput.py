@@ -142,7 +142,7 @@ def run(rounds: int, workloads: Sequence[str] = (), contestants: Sequence[str] =
 
 
 def chosen_workloads(names: Sequence[str]) -> list[Workload]:
-    """Return the workloads of whole names (`gpt2/training`) or parts (`gpt2`). Raises `ValueError` for an unknown name."""
+    """Return the workloads by name (`gpt2/training`) or part of it (`gpt2`). Raises `ValueError` for unknown names."""
     for name in names:
         if not any(name in (found, *found.split("/")) for found in WORKLOADS):
             raise ValueError(f"no workload {name}; there are {', '.join(WORKLOADS)}")
@@ -150,7 +150,7 @@ def chosen_workloads(names: Sequence[str]) -> list[Workload]:
 
 
 def chosen_contestants(names: Sequence[str]) -> tuple[list[Contestant], dict[str, str]]:
-    """Return the named contestants that can run here, and why others cannot. Raises `ValueError` for an unknown name."""
+    """Return the named contestants that can run here, and why others cannot. Raises `ValueError` for unknown names."""
     known = [item.name for item in CONTESTANTS]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(

@@ -25,7 +25,7 @@ WHOLE_STEP_OPTION = "trace_autograd_ops"
 #: Steps after which every candidate must have the same parameters, and is warm.
 CHECKED = 20
 CALLS = 50
-#: The most distance of parameters after `CHECKED` steps where roundings differ; a step moves them by about `LR`.
+#: The largest distance of parameters after `CHECKED` steps where roundings differ; a step moves them by about `LR`.
 TOLERANCE = 1e-3
 
 Step = Callable[[Tensor, Tensor], Tensor]

@@ -81,7 +81,7 @@ class Result:
         return min(parts, default=(1.0, 0.0))
 
     def least_behind_the_first(self, workload: str) -> tuple[float, float]:
-        """Return the default's steps after its first call, as the least part of eager's in equal time, and that time."""
+        """Return the least ratio of the default's steps after its first call to eager's in equal time, and the time."""
         curves = self.of(workload)
         first = curves["default"].ends[0]
         times = [time for time in curves["eager"].ends if GRACE <= time <= curves["default"].ends[-1] - first]

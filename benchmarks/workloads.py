@@ -23,7 +23,7 @@ Function = Callable[..., Tensor]
 
 
 class Mode(enum.StrEnum):
-    """The content of one call of a workload."""
+    """The kind of one call of a workload."""
 
     INFERENCE = "inference"  # under no_grad
     FORWARD = "forward"  # a forward that could be differentiated, and is not
@@ -36,7 +36,7 @@ class Task:
     """A workload with its tensors.
 
     learned: the tensors that get gradients, or are updated. ordinary: the task as written for eager mode, if different
-    from `function`. tolerance: the most distance of results from eager's, relative to the greatest element of each
+    from `function`. tolerance: the largest distance of results from eager's, relative to the greatest element of each
     tensor, for contestants whose results need not be equal.
     """
 

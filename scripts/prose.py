@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = ("core", "executors")
-#: The most words of a sentence, and the most times "what" per 1,000 words of a file.
+#: The most words of a sentence, and the highest density of the pronoun "what" per 1,000 words of a file.
 SENTENCE, WHAT = 25, 2.0
 #: Patterns of words to avoid, each with the words to use.
 WORDS = {

@@ -35,7 +35,7 @@ def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
 
 @sg.hookimpl
 def switchgear_is_constant_for_vjp(bound_symbol: sg.BoundSymbol) -> bool | None:
-    """Skip rule: rounding is a constant for differentiation; None means no opinion on any other operator."""
+    """Return True if a call is a constant for differentiation, as rounding is (a skip rule); None: no opinion."""
     return True if bound_symbol.symbol.name == "switchgear_example.rounded.default" else None
 
 
