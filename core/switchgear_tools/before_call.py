@@ -53,7 +53,11 @@ def facts_before(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def compiler_for(function: Any) -> Compiler:
-    """Return the compiler of a jitted function, or of another function with the default options."""
+    """Return the compiler of a jitted function, or of another function with the default options.
+
+    Raises:
+        InvalidInput: the module has lazy parts that are not initialised.
+    """
     jitted = function if isinstance(function, (JitFunction, JitModule)) else jit(function)
     compiler = compiler_of(jitted)
     if compiler.module is not None and is_uninitialised(compiler.module):

@@ -18,7 +18,7 @@ from switchgear_tools.page.payload import Measured, payload_of
 def write_page(
     facts: Facts, summary: str, path: str | os.PathLike[str], measured: Measured | None = None
 ) -> Path:
-    """Write the page, and return its path."""
+    """Write the page, and return its path. Raises `InvalidInput` if the file cannot be written."""
     text = page(payload_of(facts, summary, measured))
     place = Path(path)
     try:
