@@ -3,7 +3,7 @@
     python -m scripts.core_size
 
 Code lines hold code: no blank, comment or docstring. Tokens are Python's, without layout and comments. Complexity is
-cyclomatic, as ruff's C901 counts.
+cyclomatic, as counted by ruff's C901.
 """
 
 from __future__ import annotations

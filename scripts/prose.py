@@ -2,7 +2,7 @@
 
     python -m scripts.prose            # the files listed in pyproject.toml, [tool.prose]
     python -m scripts.prose FILE ...   # these files
-    python -m scripts.prose --density  # words, and "what" per 1,000 words, of every page and docstring
+    python -m scripts.prose --density  # words, and that pronoun per 1,000 words, of every page and docstring
 
 A listed file stays listed. The list grows until it names all pages and modules. The messages of all modules are
 checked, too: the texts of errors, warnings and refusals.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = ("core", "executors")
-#: The most words of a sentence, and the highest density of the pronoun "what" per 1,000 words of a file.
+#: The most words of a sentence, and the most such pronouns per 1,000 words of a file.
 SENTENCE, WHAT = 25, 2.0
 #: Patterns of words to avoid, each with the words to use.
 WORDS = {
@@ -112,7 +112,7 @@ def faults(path: Path, paragraphs: Iterable[tuple[int, str]] | None = None) -> l
 
 
 def density(paths: Sequence[Path]) -> str:
-    """Return the number of words, and the times `what` per 1,000 words."""
+    """Return the number of words, and the count of the pronoun per 1,000 words."""
     words = [word.lower() for path in paths for _, text in texts(path) for word in _WORD.findall(plain(text))]
     return f"{len(words):,} words, {1000 * words.count('what') / max(1, len(words)):.1f} times 'what' per 1,000"
 

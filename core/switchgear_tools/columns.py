@@ -19,7 +19,7 @@ _COLOURS = {
 
 
 def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells in columns, without empty columns; an empty `header` prints no header in plain text."""
+    """Print a header and rows of cells in columns; columns whose rows are all empty are left out."""
     used = [place for place, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
     header = [header[place] for place in used]
     rows = [[row[place] for place in used] for row in rows]

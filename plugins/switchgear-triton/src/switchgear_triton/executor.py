@@ -20,7 +20,7 @@ class TritonExecutor(sg.Executor):
     """Executor of this package's operators by its kernels, on CUDA and ROCm."""
 
     def unavailable(self) -> str | None:
-        """Return why Triton or a device is missing; None if both are present, or Triton's interpreter is on."""
+        """Return the reason if Triton or a device is missing, else None; Triton's interpreter replaces a device."""
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed; PyTorch's builds for CUDA and ROCm bring it"
         if torch.cuda.is_available() or _interpreted():
