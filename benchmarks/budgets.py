@@ -107,7 +107,7 @@ def checkpointed(task: Task, count: int) -> Function:
 
 
 def held(name: str, task: Task, function: Function) -> Held:
-    """Return the bytes that a warm step holds without its loss: the storage of `mse_loss`'s has its arguments' size."""
+    """Return the bytes that a warm step holds, without the loss: `mse_loss` keeps a storage of its arguments' size."""
     for _ in range(2):
         task.run(function)
     for tensor in task.learned:

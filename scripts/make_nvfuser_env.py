@@ -1,7 +1,8 @@
 """Make an environment in which nvFuser translates: Python 3.12, PyTorch with CUDA, nvFuser, Switchgear and its tests.
 
-Translation needs neither a GPU nor a driver; only translated programs need both. The script downloads 2.7 GB, and the
-environment takes 5 GB. An environment that is up to date, for this checkout and these versions, is left unchanged.
+Translation needs neither a GPU nor a driver; only running translated programs needs both. The script downloads
+2.7 GB, and the environment takes 5 GB. An environment that is up to date, for this checkout and these versions, is
+left unchanged.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def version(python: str) -> str:
 def pip(folder: Path) -> list[str]:
     """Return the install command; pip shows progress only on a terminal."""
     quiet = [] if sys.stderr.isatty() else ["-qq"]
-    # most modules would be compiled and never imported
+    # most modules are never imported, so compiling all would waste time
     options = ["--disable-pip-version-check", "--no-compile", *quiet]
     return [str(folder / "bin" / "python"), "-m", "pip", "install", *options]
 
