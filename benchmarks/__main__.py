@@ -38,7 +38,7 @@ from benchmarks import (
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.workloads import WORKLOADS
 
-#: Each benchmark, and how many rounds make its medians steady.
+#: Each benchmark, and the number of rounds that makes its medians steady.
 BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
     "budgets": (budgets.run, 9),
     "checkpoint_memory": (checkpoint_memory.run, 1),
@@ -56,9 +56,9 @@ BENCHMARKS: dict[str, tuple[Callable[[int], Any], int]] = {
     "whole_step": (whole_step.run, 15),
     "work_curve": (work_curve.run, 1),
 }
-#: Run only where they are named: they need what not every machine has.
+#: Benchmarks that run only if named: not every machine can run these.
 ON_REQUEST = ("budgets", "gpu", "work_curve")
-#: Those that take a choice of workloads and contestants, and `--quick`.
+#: Benchmarks that take a choice of workloads and contestants, and `--quick`.
 WITH_CHOICE = {
     "throughput": throughput.QUICK_ROUNDS,
     "gpu": gpu.QUICK_ROUNDS,
@@ -101,7 +101,7 @@ Progress goes to stderr.
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; ends with status 2 if it cannot be followed."""
+    """Return the parsed command line; exit with status 2 if an option is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Switchgear beside its peers, in one run.",
@@ -163,7 +163,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line names; all without names."""
+    """Run the named benchmarks; all without names, except `ON_REQUEST`."""
     options = parsed(arguments)
     if options.keep_memory and not malloc.keeps_memory():
         malloc.start_again_keeping_memory(sys.argv[1:] if arguments is None else arguments)

@@ -1,4 +1,4 @@
-"""Budgets of saved bytes, beside torch.utils.checkpoint by layer at equal bytes: what is held, and processor time."""
+"""Budgets of saved bytes, compared with torch.utils.checkpoint by layer at equal bytes: bytes and processor time."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from benchmarks.memory import Held, measure
 from benchmarks.workloads import WORKLOADS, Function, Task
 
 NAMES = ("gpt2/training", "llama/training")
-#: Parts of what eager saves.
+#: Budgets, as fractions of eager's saved bytes.
 BUDGETS = (0.9, 0.7, 0.5, 0.3, 0.2)
-#: Switchgear may take this part of checkpointing's time, by its defaults, at bytes between these budgets.
+#: The longest time of Switchgear's default, as a fraction of checkpointing's, at bytes between these budgets.
 LIMIT = 0.9
 QUICK_ROUNDS = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """So many layers checkpointed, and Switchgear with what they hold as its budget.
+    """Results for one number of checkpointed layers, whose saved bytes are Switchgear's budget.
 
-    Of Switchgear there is one by operators alone, and the default.
+    Switchgear runs twice: by operators alone, and with the default executors.
     """
 
     layers: int
@@ -38,7 +38,7 @@ class Row:
     samples: dict[str, Samples]
 
     def to_checkpoint(self, name: str) -> Ratio:
-        """Time by that of the checkpointed layers."""
+        """Return the ratio of a contestant's time to the time with checkpointed layers."""
         return self.samples[name].interval_to(self.samples["checkpoint"])
 
     def __str__(self) -> str:
@@ -51,14 +51,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """By workload: its rows, and of eager's bytes the part that the default holds under each budget."""
+    """Rows by workload, and the fraction of eager's bytes that the default saves under each budget."""
 
     rows: dict[str, list[Row]]
     parts: dict[str, dict[float, float]]
 
     @property
     def ratio(self) -> dict[str, float]:
-        """The greatest ratio of the default's time to that of checkpointing within the budgets, by workload."""
+        """The greatest ratio of the default's time to checkpointing's within the budgets, by workload."""
         return {
             name: max(
                 (row.to_checkpoint("switchgear").value for row in rows if BUDGETS[-1] <= row.part <= BUDGETS[0]),
@@ -69,7 +69,7 @@ class Result:
 
     @property
     def met(self) -> bool:
-        """Whether each budget is."""
+        """Whether every budget is met."""
         rows = [row for rows in self.rows.values() for row in rows]
         equal = all(row.held[name].saved <= row.limit for row in rows for name in ("switchgear", "switchgear-torch"))
         return equal and all(held <= budget for parts in self.parts.values() for budget, held in parts.items())
@@ -87,27 +87,27 @@ class Result:
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The workloads of these names, both without any. Raises `ValueError` for another name."""
+    """Return the workloads of these names; without names, both. Raises `ValueError` for another name."""
     if unknown := set(names) - set(NAMES):
         raise ValueError(f"no such workload: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     return [name for name in NAMES if not names or name in names]
 
 
 def layers_of(function: Function) -> Sequence[nn.Module]:
-    """The layers of a model of transformers."""
+    """Return the layers of a model of transformers."""
     assert isinstance(function, nn.Module)
     return list(next(part for part in function.modules() if isinstance(part, nn.ModuleList)))
 
 
 def checkpointed(task: Task, count: int) -> Function:
-    """A workload's function with its first layers checkpointed."""
+    """Return a workload's function with its first layers checkpointed."""
     for layer in layers_of(task.function)[:count]:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
     return task.function
 
 
 def held(name: str, task: Task, function: Function) -> Held:
-    """What a step holds beside its loss, once it is warm: that of `mse_loss` lives in as much as its arguments take."""
+    """Return the bytes that a warm step holds, without the loss: `mse_loss` keeps a storage of its arguments' size."""
     for _ in range(2):
         task.run(function)
     for tensor in task.learned:
@@ -124,7 +124,7 @@ def held(name: str, task: Task, function: Function) -> Held:
 
 
 def compared(name: str, layers: int, eager: Held, rounds: int, quick: bool) -> Row:
-    """So many layers checkpointed."""
+    """Return the results for one number of checkpointed layers."""
     names = ("eager", "checkpoint", "switchgear-torch", "switchgear")
     tasks = {one: WORKLOADS[name].task(quick) for one in names}
     function = checkpointed(tasks["checkpoint"], layers)
@@ -140,7 +140,7 @@ def compared(name: str, layers: int, eager: Held, rounds: int, quick: bool) -> R
 
     def seconds(one: str) -> Callable[[], float]:
         def measured() -> float:
-            start = time.process_time()  # of one thread: what else the machine does counts less
+            start = time.process_time()  # the time of one thread: other work of the machine counts less
             tasks[one].run(functions[one])
             return time.process_time() - start
 
@@ -151,13 +151,13 @@ def compared(name: str, layers: int, eager: Held, rounds: int, quick: bool) -> R
 
 
 def part_held(name: str, budget: float, eager: Held, quick: bool) -> float:
-    """Of what eager holds, the part that the default does under a budget."""
+    """Return the fraction of eager's bytes that the default saves under a budget."""
     task = WORKLOADS[name].task(quick)
     return held("switchgear", task, sg.jit(task.function, memory=budget, compile="now")).saved / eager.saved
 
 
 def run(rounds: int, *, workloads: Sequence[str] = (), contestants: Sequence[str] = (), quick: bool = False) -> Result:
-    """Measure the workloads named, or both; there is no choice of contestants."""
+    """Measure the named workloads, or both; there is no choice of contestants."""
     transformers.logging.set_verbosity_error()
     rows: dict[str, list[Row]] = {}
     parts: dict[str, dict[float, float]] = {}

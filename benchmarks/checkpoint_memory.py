@@ -1,4 +1,4 @@
-"""What a checkpointed GPT-2 holds between forward and backward, and at its peak, beside eager's same checkpointing."""
+"""Bytes of a checkpointed GPT-2 between forward and backward, and at the peak; eager uses the same checkpointing."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import transformers
 import switchgear as sg
 from benchmarks.memory import Held, measure
 
-#: Switchgear may hold this many times what eager holds.
+#: The most bytes that Switchgear may hold, as a multiple of eager's.
 LIMIT = 1.05
 LAYERS, WIDTH, BATCH, LENGTH, VOCABULARY = 8, 64, 4, 128, 200
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Eager without checkpointing, and then eager and Switchgear, each with the same checkpointing."""
+    """Bytes of eager without checkpointing, then of eager and Switchgear in turn, each with the same checkpointing."""
 
     held: list[Held]
 
     @property
     def ratio(self) -> float:
-        """The greatest ratio of what Switchgear saves to what eager saves."""
+        """The greatest ratio of Switchgear's saved bytes to eager's."""
         return max(mine.saved / theirs.saved for theirs, mine in self.pairs)
 
     @property
     def pairs(self) -> list[tuple[Held, Held]]:
-        """Eager and Switchgear with the same checkpointing."""
+        """Pairs of eager and Switchgear with the same checkpointing."""
         return list(zip(self.held[1::2], self.held[2::2], strict=True))
 
     def __str__(self) -> str:
@@ -46,7 +46,7 @@ class Result:
 
 
 def gpt2() -> Any:
-    """A fresh GPT-2, dropout on."""
+    """Return a fresh GPT-2, dropout on."""
     config = transformers.GPT2Config(
         n_layer=LAYERS,
         n_head=4,
@@ -63,12 +63,12 @@ def gpt2() -> Any:
 def enable(model: Any) -> None:
     """Turn checkpointing on."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the method is to have another name
+        warnings.simplefilter("ignore", FutureWarning)  # transformers plans another name for the method
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def candidates(checkpointed: bool) -> list[Held]:
-    """Eager and Switchgear, on the second step of each, with or without checkpointing."""
+    """Measure eager and Switchgear, on the second step of each, with or without checkpointing."""
     model = gpt2()
     if checkpointed:
         enable(model)
@@ -88,6 +88,6 @@ def candidates(checkpointed: bool) -> list[Held]:
 
 
 def run(rounds: int) -> Result:
-    """Measure; the bytes are the same in every round, so one is enough."""
+    """Measure once: the bytes are equal in every round."""
     transformers.logging.set_verbosity_error()
     return Result([candidates(False)[0], *candidates(True)])

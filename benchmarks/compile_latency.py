@@ -15,9 +15,9 @@ from benchmarks.measure import Samples, interleave, table, verdict
 from switchgear.grad import derived
 from switchgear.torch_private import clear_fake_results
 
-#: The time may be this part of the peer's.
+#: The longest time, as a fraction of the peer's.
 LIMIT = 0.12
-#: The time per layer may differ by this between the first and the second stretch of `DEPTHS`.
+#: The largest difference of the time per layer between the first and the second stretch of `DEPTHS`, as a fraction.
 LINEARITY = 0.2
 LAYERS = 12
 DEPTHS = (2, 24, 48)
@@ -35,7 +35,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """Switchgear's time by torch.compile's."""
+        """The ratio of Switchgear's time to torch.compile's."""
         return self.peers[0].ratio_to(self.peers[1])
 
     @property
@@ -45,7 +45,7 @@ class Result:
 
     @property
     def deviation(self) -> float:
-        """By which part the second stretch differs from the first."""
+        """The difference of the second stretch from the first, as a fraction."""
         first, second = self.per_layer
         return abs(second / first - 1)
 
@@ -67,13 +67,13 @@ class Result:
 
 
 def per_layer(samples: Sequence[Samples], depths: Sequence[int]) -> tuple[float, float]:
-    """Seconds per layer in the first and in the second stretch of three depths."""
+    """Return seconds per layer in the first and in the second stretch of three depths."""
     low, middle, high = (item.median for item in samples)
     return (middle - low) / (depths[1] - depths[0]), (high - middle) / (depths[2] - depths[1])
 
 
 def gpt2(layers: int) -> torch.nn.Module:
-    """A fresh GPT-2 of tiny width."""
+    """Return a fresh GPT-2 of tiny width."""
     config = transformers.GPT2Config(
         n_layer=layers, n_head=2, n_embd=32, vocab_size=VOCABULARY, n_positions=LENGTH, bos_token_id=0, eos_token_id=0
     )
@@ -83,19 +83,19 @@ def gpt2(layers: int) -> torch.nn.Module:
 
 
 def switchgear(model: torch.nn.Module) -> Callable[..., Any]:
-    """The candidate."""
+    """Compile with Switchgear, the candidate."""
     jitted: Callable[..., Any] = sg.jit(model, executors=["torch"])
     return jitted
 
 
 def aot_eager(model: torch.nn.Module) -> Callable[..., Any]:
-    """The peer: the same work (capture, differentiate, partition), and PyTorch's own kernels at the end."""
+    """Compile with the peer: equal work (capture, differentiate, partition), and PyTorch's own kernels at the end."""
     compiled: Callable[..., Any] = torch.compile(model, backend="aot_eager")
     return compiled
 
 
 def eager(model: torch.nn.Module) -> Callable[..., Any]:
-    """The floor."""
+    """Return the model itself, the lower bound."""
     return model
 
 
@@ -103,7 +103,7 @@ COMPILERS: dict[str, Compile] = {"switchgear": switchgear, "torch.compile": aot_
 
 
 def first_result(compiler: Compile, layers: int) -> float:
-    """Seconds from a fresh model to its first gradients, what earlier measurements left behind cleared away."""
+    """Return the seconds from a fresh model to its first gradients, after clearing all caches."""
     forget()
     model = gpt2(layers)
     ids = torch.randint(0, VOCABULARY, (2, LENGTH))
@@ -116,14 +116,14 @@ def first_result(compiler: Compile, layers: int) -> float:
 
 
 def forget() -> None:
-    """Empty every cache that outlives a compiled function: a first result is not to profit from the round before."""
+    """Empty every cache that outlives a compiled function, so that a first result gains nothing from earlier rounds."""
     torch._dynamo.reset()
     derived.clear_templates()
     clear_fake_results()
 
 
 def run(rounds: int) -> Result:
-    """Measure; one round at a small depth goes ahead uncounted, for what is loaded on first use."""
+    """Measure; one uncounted round at a small depth goes first and loads modules that are loaded on first use."""
     transformers.logging.set_verbosity_error()
     for compiler in COMPILERS.values():
         first_result(compiler, 1)
@@ -133,5 +133,5 @@ def run(rounds: int) -> Result:
 
 
 def measurement(compiler: Compile, layers: int) -> Callable[[], float]:
-    """`first_result` of these, to be called by rounds."""
+    """Return a function that measures `first_result` of a compiler and a number of layers."""
     return lambda: first_result(compiler, layers)

@@ -1,4 +1,4 @@
-"""Who runs a workload: eager, Switchgear in its configurations, and the peers."""
+"""Contestants that run a workload: eager, Switchgear in its configurations, and the peers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from switchgear.registry.memory import MEMORY
 class Contestant:
     """A way to run a task.
 
-    exact: its results are to be eager's to the bit. missing: why it cannot run here, or None. on_request: runs only if
-    it is named, for it takes long.
+    exact: whether results must be bit-identical to eager's. missing: returns the reason why the contestant cannot run
+    here, or None. on_request: whether to run only if named, because a run takes long.
     """
 
     name: str
@@ -36,18 +36,18 @@ class Contestant:
 
 
 def eager(task: Task) -> Function:
-    """As it is written where nobody compiles."""
+    """Return the task's function as written for eager mode."""
     return task.ordinary or task.function
 
 
 def switchgear(task: Task, options: dict[str, Any]) -> Function:
-    """Switchgear, with options of `sg.jit`."""
+    """Compile with Switchgear, with options of `sg.jit`."""
     jitted: Function = sg.jit(task.function, **options)
     return jitted
 
 
 def refusal(options: dict[str, Any]) -> str | None:
-    """Why `sg.jit` cannot take these options here."""
+    """Return the reason why `sg.jit` refuses these options here; None if accepted."""
     try:
         sg.jit(lambda x: x, strict=True, **options)
     except (ExecutorUnavailable, UnknownExecutor, TypeError) as error:
@@ -56,39 +56,39 @@ def refusal(options: dict[str, Any]) -> str | None:
 
 
 def configured(name: str, exact: bool = False, on_request: bool = False, **options: Any) -> Contestant:
-    """Switchgear in one configuration."""
+    """Return Switchgear in one configuration."""
     compile_with = functools.partial(switchgear, options=options)
     return Contestant(name, compile_with, exact, functools.partial(refusal, options), on_request)
 
 
 def compiled(task: Task, **options: Any) -> Function:
-    """torch.compile."""
+    """Compile with torch.compile."""
     function: Function = torch.compile(task.function, **options)
     return function
 
 
 def no_compiler() -> str | None:
-    """What Inductor needs on a CPU."""
+    """Return why Inductor cannot run on a CPU here; None if a C++ compiler is installed."""
     compiler = os.environ.get("CXX", "g++")
     return None if shutil.which(compiler) else f"Inductor needs a C++ compiler, and {compiler} is not here"
 
 
 def torchscript(task: Task) -> Function:
-    """TorchScript, by tracing: it cannot script what most models are written in."""
+    """Trace with TorchScript: most models use Python that TorchScript cannot script."""
     with warnings.catch_warnings(), torch.set_grad_enabled(task.mode is not Mode.INFERENCE):
-        warnings.simplefilter("ignore")  # deprecated, and it warns of every Python number
+        warnings.simplefilter("ignore")  # tracing is deprecated, and warns of every Python number
         function: Function = torch.jit.trace(task.function, task.arguments, check_trace=False)
     return function
 
 
 def thunder(task: Task) -> Function:
-    """Thunder, with its defaults."""
+    """Compile with Thunder, with its defaults."""
     function: Function = importlib.import_module("thunder").jit(task.function)
     return function
 
 
 def not_importable(name: str) -> str | None:
-    """Whether a peer is installed."""
+    """Return a reason if a peer is not installed, else None."""
     return None if importlib.util.find_spec(name) else f"{name} is not installed"
 
 
@@ -101,7 +101,7 @@ EXECUTORS: dict[str, dict[str, Any]] = {
 }
 EXACT = "switchgear-torch"
 
-#: All of them; the first is what the others are compared with.
+#: All contestants; the first is the baseline of the others.
 CONTESTANTS = (
     Contestant("eager", eager),
     Contestant("compile", compiled, missing=no_compiler),

@@ -1,7 +1,7 @@
-"""Writes in place, by the size of what they write to: decoding with caches, and other programs that write to a part.
+"""Writes in place, by the size of the written tensor: decoding with caches, and other programs that write to a part.
 
-A layer of a decoder takes one token: its key and value are written to caches at a position, and the query attends to
-the last `WINDOW` positions, so that nothing but a write's price can depend on the length of the caches.
+A layer of a decoder takes one token and writes its key and value to caches at a position. The query attends to the
+last `WINDOW` positions, so that only the price of a write can depend on the length of the caches.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from benchmarks.measure import Samples, interleave, per_call, verdict
 WIDTH, HEADS, WINDOW = 512, 8, 64
 POSITIONS = (256, 4096, 65536)
 CALLS, CALLS_OF_LOOPS = 40, 8
-#: Bytes that a call may allocate at most beyond what eager does, and how far ours may grow with the size.
+#: The most bytes that a call may allocate beyond eager, and the largest growth of our time with the size.
 EXTRA, GROWTH = 1 << 20, 1.1
 
 Program = tuple[Callable[..., Any], Callable[[int], tuple[Any, ...]]]
 
 
 def decode(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, wo: Tensor, k: Tensor, v: Tensor, place: Tensor) -> Tensor:
-    """One token through one layer."""
+    """Run one token through one layer."""
     heads = (1, 1, HEADS, WIDTH // HEADS)
     q, key, value = [F.linear(x, weight).view(heads).transpose(1, 2) for weight in (wq, wk, wv)]
     k.index_copy_(2, place, key)
@@ -40,69 +40,69 @@ def decode(x: Tensor, wq: Tensor, wk: Tensor, wv: Tensor, wo: Tensor, k: Tensor,
 
 
 def caches(positions: int) -> tuple[Any, ...]:
-    """The arguments of `decode`."""
+    """Return the arguments of `decode`."""
     weights = [torch.randn(WIDTH, WIDTH) / WIDTH for _ in range(4)]
     k, v = (torch.zeros(1, HEADS, positions, WIDTH // HEADS) for _ in range(2))
     return torch.randn(1, 1, WIDTH), *weights, k, v, torch.tensor([5])
 
 
 def two_writes(x: Tensor, k: Tensor, v: Tensor, place: Tensor) -> Tensor:
-    """The writes, and little else."""
+    """Write to both caches, and do little else."""
     k.index_copy_(2, place, x)
     v.index_copy_(2, place, x)
     return (x @ k[:, :, :8].transpose(-1, -2)).sum()
 
 
 def plain_caches(positions: int) -> tuple[Any, ...]:
-    """The arguments of `two_writes`."""
+    """Return the arguments of `two_writes`."""
     k, v = (torch.zeros(1, HEADS, positions, 64) for _ in range(2))
     return torch.randn(1, HEADS, 1, 64), k, v, torch.tensor([3])
 
 
 def replay(states: Tensor, rewards: Tensor, state: Tensor, reward: Tensor, at: Tensor, sample: Tensor) -> Any:
-    """A replay buffer: what was seen is put in, and a batch is drawn."""
+    """Add observations to a replay buffer, and draw a batch."""
     states.index_copy_(0, at, state)
     rewards[at] = reward
     return states[sample], rewards[sample]
 
 
 def buffers(size: int) -> tuple[Any, ...]:
-    """The arguments of `replay`."""
+    """Return the arguments of `replay`."""
     seen = torch.randn(4, 32), torch.randn(4)
     return torch.zeros(size, 32), torch.zeros(size), *seen, torch.arange(4), torch.arange(0, 32)
 
 
 def embed(table: Tensor, rows: Tensor, values: Tensor) -> Tensor:
-    """An embedding table of which some rows are written."""
+    """Write some rows of an embedding table."""
     table[rows] = table[rows] * 0.9 + values
     return F.embedding(rows, table)
 
 
 def tables(size: int) -> tuple[Any, ...]:
-    """The arguments of `embed`."""
+    """Return the arguments of `embed`."""
     return torch.zeros(size, 64), torch.arange(16), torch.randn(16, 64)
 
 
 def loop(x: Tensor, y: Tensor) -> Tensor:
-    """A loop that writes row after row."""
+    """Write row after row in a loop."""
     for number in range(100):
         x[number] = y * number
     return x[:100].sum()
 
 
 def rows(size: int) -> tuple[Any, ...]:
-    """The arguments of `loop`."""
+    """Return the arguments of `loop`."""
     return torch.zeros(size, 16), torch.randn(16)
 
 
 def average(averages: list[Tensor], parameters: list[Tensor]) -> None:
-    """An exponential moving average: as much is written as there is."""
+    """Update an exponential moving average: every element is written."""
     for own, parameter in zip(averages, parameters, strict=True):
         own.mul_(0.999).add_(parameter, alpha=0.001)
 
 
 def averaged(size: int) -> tuple[Any, ...]:
-    """The arguments of `average`."""
+    """Return the arguments of `average`."""
     return [torch.zeros(size) for _ in range(8)], [torch.randn(size) for _ in range(8)]
 
 
@@ -114,12 +114,12 @@ PROGRAMS: dict[str, Program] = {
     "loop of 100": (loop, rows),
     "moving average": (average, averaged),
 }
-#: Everything is written there, so time grows with it.
+#: Programs that write every element, so time grows with the size.
 WRITES_ALL = ("moving average",)
 
 
 class _Allocated(TorchDispatchMode):
-    """Counts the bytes of the tensors that operators make, those of one storage once."""
+    """Mode that counts the bytes of tensors that operators create, each storage once."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -134,7 +134,7 @@ class _Allocated(TorchDispatchMode):
 
 
 def contestants(function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
-    """Eager and its peers, ours last."""
+    """Return eager and the peers, ours last."""
     found = {"eager": function}
     if shutil.which("g++"):
         found["torch.compile"] = torch.compile(function)
@@ -160,7 +160,7 @@ class Result:
     measured: list[Measured]
 
     def of(self, program: str) -> list[Measured]:
-        """One program, by size."""
+        """Return the measurements of one program, by size."""
         return [one for one in self.measured if one.program == program]
 
     def __str__(self) -> str:
@@ -214,6 +214,6 @@ def _bytes(called: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
 
 
 def _allocated(jitted: Any, arguments: tuple[Any, ...]) -> int:
-    """The bytes of the program that a call runs; a call falls back under a mode that watches operators."""
+    """Return the bytes that a call's program allocates; the call itself falls back under a mode that sees operators."""
     leaves = [one for one in torch.utils._pytree.tree_leaves(arguments) if isinstance(one, Tensor)]
     return _bytes(sg.last_traces(jitted)[-1].function(), tuple(leaves))

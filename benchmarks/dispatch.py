@@ -1,4 +1,4 @@
-"""What a cached call costs in CPU time: small functions and modules, without and with gradients, peers beside them."""
+"""CPU time of a cached call: small functions and modules, without and with gradients, compared with peers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A function and how it is used; a cached call may take `limit` times what the uncompiled function takes.
+    """A function and its use; a cached call may take `limit` times the time of the uncompiled function.
 
-    `calls` make up one measurement, some 10 ms of them: a busy machine disturbs what is short alike.
+    `calls` make up one measurement of some 10 ms: a busy machine disturbs short measurements alike.
     """
 
     function: Callable[..., Any]
@@ -39,14 +39,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """For each case the candidates, the uncompiled function first, then Switchgear."""
+    """For each case the candidates: the uncompiled function first, then Switchgear."""
 
     samples: dict[str, list[Samples]]
     limits: dict[str, float]
 
     @property
     def ratio(self) -> dict[str, float]:
-        """A cached call of Switchgear by a call of the uncompiled function."""
+        """The ratio of a cached call of Switchgear to a call of the uncompiled function, by case."""
         return {name: found[1].ratio_to(found[0]) for name, found in self.samples.items()}
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ class Result:
 
 
 def spread(found: list[Samples], limit: float) -> str:
-    """One line: the ratio to the uncompiled function, its quartiles over the rounds, and the limit."""
+    """Return one line: the ratio to the uncompiled function, its quartiles over the rounds, and the limit."""
     ratios = [mine / theirs for mine, theirs in zip(found[1].seconds, found[0].seconds, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     holds = "yes" if middle <= limit else "NO"
@@ -65,21 +65,21 @@ def spread(found: list[Samples], limit: float) -> str:
 
 
 class Scales(nn.Module):
-    """64 small parameters, each used once."""
+    """A module of 64 small parameters, each used once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scales = nn.ParameterList([nn.Parameter(torch.full((4,), 1 + i / 640)) for i in range(64)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """The product of all."""
+        """Multiply the input by all parameters."""
         for scale in self.scales:
             x = x * scale
         return x
 
 
 class Token(nn.Module):
-    """A GPT-2 that takes one token and the keys and values of those before, and gives them with its own."""
+    """A GPT-2 that takes one token and past keys and values, and returns past and own keys and values."""
 
     def __init__(self, layers: int, width: int, heads: int, past: int) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Token(nn.Module):
         self.past = [torch.randn(1, heads, past, width // heads) for _ in range(2 * layers)]
 
     def forward(self, token: Tensor, *past: Tensor) -> tuple[Tensor, ...]:
-        """The logits, and keys and values by layer."""
+        """Return the logits, and keys and values by layer."""
         cache = transformers.DynamicCache()
         for layer, (keys, values) in enumerate(zip(past[::2], past[1::2], strict=True)):
             cache.update(keys, values, layer)
@@ -98,17 +98,17 @@ class Token(nn.Module):
 
 
 def add_one(x: Tensor) -> Tensor:
-    """One operator."""
+    """Run one operator."""
     return x + 1
 
 
 def concatenate(parts: list[Tensor]) -> Tensor:
-    """A hundred arguments."""
+    """Concatenate a hundred arguments."""
     return torch.cat(parts)
 
 
 def cases() -> dict[str, Case]:
-    """By name."""
+    """Return the cases by name."""
     linears = nn.Sequential(*[nn.Linear(4, 4) for _ in range(32)])
     layers = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)]
     token = Token(layers=4, width=64, heads=4, past=16)
@@ -128,9 +128,9 @@ def cases() -> dict[str, Case]:
 
 
 def scripted(case: Case) -> Any:
-    """The function as TorchScript, traced if it cannot be scripted."""
+    """Compile the function to TorchScript; a `Token` is traced, because scripting fails."""
     with warnings.catch_warnings(), torch.set_grad_enabled(not case.no_grad):
-        # deprecated, and still the cheapest dispatch to compare with
+        # TorchScript is deprecated, and still the cheapest dispatch to compare with
         warnings.simplefilter("ignore")
         if isinstance(case.function, Token):
             return torch.jit.trace(case.function, case.inputs, check_trace=False)
@@ -138,7 +138,7 @@ def scripted(case: Case) -> Any:
 
 
 def compilers(case: Case) -> dict[str, Callable[[Any], Any]]:
-    """The uncompiled function, Switchgear, and the peers that can run here."""
+    """Return the uncompiled function, Switchgear, and the peers that can run here."""
     found: dict[str, Callable[[Any], Any]] = {
         "uncompiled": lambda function: function,
         "switchgear": sg.jit,
@@ -146,13 +146,13 @@ def compilers(case: Case) -> dict[str, Callable[[Any], Any]]:
         "torch.compile eager": lambda function: torch.compile(function, backend="eager"),
         "TorchScript": lambda function: scripted(case),
     }
-    if shutil.which(os.environ.get("CXX", "g++")):  # what torch.compile's default backend needs on a CPU
+    if shutil.which(os.environ.get("CXX", "g++")):  # torch.compile's default backend needs a C++ compiler on a CPU
         found["torch.compile inductor"] = torch.compile
     return found
 
 
 def used(case: Case, function: Callable[..., Any]) -> Call:
-    """The call that is measured; before that it is made a few times, and compared with the uncompiled function."""
+    """Return the call to measure, after some warm-up calls and a comparison with the uncompiled function."""
     inputs = case.inputs
     expected = case.function(*inputs)
     grad = torch.ones_like(expected) if case.backward else None
@@ -163,20 +163,20 @@ def used(case: Case, function: Callable[..., Any]) -> Call:
     for _ in range(10):
         torch.testing.assert_close(function(*inputs), expected)
         call()
-    with contextlib.suppress(TypeError):  # it is a peer
+    with contextlib.suppress(TypeError):  # peers raise TypeError
         sg.wait(function)
     call()
     return call
 
 
 def timed(case: Case, function: Callable[..., Any]) -> Callable[[], float]:
-    """A measurement of one candidate."""
+    """Return a function that measures one candidate."""
     with torch.set_grad_enabled(not case.no_grad):
         call = used(case, function)
 
     def measured() -> float:
         with torch.set_grad_enabled(not case.no_grad):
-            for _ in range(case.calls // 5):  # what the candidate before left in caches is not its successor's cost
+            for _ in range(case.calls // 5):  # a candidate is not to pay for its predecessor's content of the caches
                 call()
             return per_call(call, calls=case.calls, clock=time.process_time)
 

@@ -25,25 +25,25 @@ from benchmarks.workloads import Function, Task
 
 #: Rounds of a run, and with `quick`.
 ROUNDS, QUICK_ROUNDS = 15, 2
-#: Seconds that one measurement is to take in eager.
+#: Seconds of one measurement in eager.
 SECONDS = 0.2
 #: Calls before the first measurement: CUDA graphs are captured in the second or third.
 WARM_UP = 5
-#: A tensor may be so many times as far from the result in float32 as eager's is, and by `FLOOR` further.
+#: The largest distance of a tensor from the float32 result: `FACTOR` times eager's distance, plus `FLOOR`.
 FACTOR, FLOOR = 4.0, 0.01
-#: The least that a tensor's norm counts as, by that of all tensors: gradients that are zero but for rounding have none.
+#: The least norm of a tensor, relative to all tensors: a gradient that is zero except for rounding has no norm.
 LEAST = 1e-3
-#: A contestant's time by a peer's on a workload, and its peak bytes by eager's there, are to be at most so.
+#: The longest time of a contestant by a peer's on a workload, and the most peak bytes by eager's there.
 TIME_LIMITS, PEAK_LIMIT = {("llama", "compile"): 1 / 1.1, ("llama", BASELINE): 1 / 1.3}, 0.8
 
 
 def no_inductor(device: str) -> str | None:
-    """What torch.compile's default backend needs on a device."""
+    """Return why torch.compile's default backend cannot run on a device; None if all requirements are installed."""
     return kinds.no_compiler() if device == "cpu" else kinds.not_importable("triton")
 
 
 def contestants_on(device: str) -> tuple[Contestant, ...]:
-    """All of them; eager, which the others are compared with, is the first."""
+    """Return all contestants; eager, the baseline of the others, is the first."""
     missing = functools.partial(no_inductor, device)
     modes: dict[str, dict[str, Any]] = {
         "compile": {},
@@ -61,11 +61,11 @@ def contestants_on(device: str) -> tuple[Contestant, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One contestant on one workload; all but the name and `error` is missing where it failed.
+    """One contestant on one workload; a failed contestant has only a name and an `error`.
 
     first: seconds of compiling and the first call. samples: seconds of a call, until the device is done. host: seconds
-    until a call returns, the device idle when it is made. peak: most bytes of its tensors at once, parameters and
-    gradients included; reserved: most bytes that the allocator took from the device for it. Both are CUDA's alone.
+    until a call on an idle device returns. peak: most bytes of the contestant's tensors at once, with parameters and
+    gradients; reserved: most bytes that the allocator took from the device. Both are for CUDA only.
     """
 
     contestant: str
@@ -81,7 +81,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One workload: every contestant on it. deviation: eager's own. to_best: as in `throughput`."""
+    """One workload with every contestant. deviation: eager's own. to_best: as in `throughput`."""
 
     workload: str
     tokens: int
@@ -98,7 +98,7 @@ class Comparison:
         return "\n".join([*lines, *(f"  {item.contestant:{width}}  {self.row(item)}" for item in self.measured)])
 
     def row(self, item: Measured) -> str:
-        """One line of the table, the contestant's name aside."""
+        """Return one line of the table, without the contestant's name."""
         if item.samples is None or item.host is None:
             return f"FAILED: {item.error}"
         middle, ratio = item.samples.median, "" if item.to_eager is None else str(item.to_eager)
@@ -120,7 +120,7 @@ class Result:
 
     @property
     def ratio(self) -> dict[str, float]:
-        """By configuration of Switchgear: the geometric mean of its times by those of the best peer."""
+        """The geometric mean of time ratios to the best peer, by configuration of Switchgear."""
         names = dict.fromkeys(name for item in self.comparisons for name in item.to_best)
         found = {
             name: [item.to_best[name].value for item in self.comparisons if name in item.to_best] for name in names
@@ -140,7 +140,7 @@ class Result:
 
 
 def targets(comparison: Comparison) -> list[str]:
-    """What was aimed at for a workload, and whether the fastest configuration of Switchgear gets there."""
+    """Return the targets of a workload, and whether the fastest configuration of Switchgear reaches each."""
     samples = {item.contestant: item.samples for item in comparison.measured if item.samples is not None}
     peaks = {item.contestant: item.peak for item in comparison.measured if item.peak is not None}
     wanted = {peer: limit for (name, peer), limit in TIME_LIMITS.items() if name == comparison.workload}
@@ -166,7 +166,7 @@ def run(
     device: str = "cuda",
     quick: bool = False,
 ) -> Result:
-    """Measure what is named; all without names."""
+    """Measure the named workloads and contestants; all without names."""
     transformers.logging.set_verbosity_error()
     place = Place(torch.device(device), torch.bfloat16, quick)
     taking, absent = chosen_contestants(contestants, device)
@@ -179,7 +179,7 @@ def run(
 
 
 def no_device(device: str) -> str | None:
-    """Why nothing can be run on it."""
+    """Return why no benchmark can run on the device; None if one can."""
     if device == "cpu" or torch.cuda.is_available():
         return None
     built = "is built without CUDA" if torch.version.cuda is None else "finds no CUDA device here"
@@ -187,7 +187,7 @@ def no_device(device: str) -> str | None:
 
 
 def name_of(device: torch.device) -> str:
-    """The device in words."""
+    """Return the device in words."""
     if device.type == "cpu":
         return "the CPU"
     major, minor = torch.cuda.get_device_capability(device)
@@ -195,12 +195,12 @@ def name_of(device: torch.device) -> str:
 
 
 def chosen_workloads(names: Sequence[str]) -> list[str]:
-    """Those named; `ValueError` for a strange name."""
+    """Return the named workloads. Raises `ValueError` for an unknown name."""
     return chosen(names, list(WORKLOADS), "workload")
 
 
 def chosen_contestants(names: Sequence[str], device: str) -> tuple[list[Contestant], dict[str, str]]:
-    """Those named that can run here, and why the others cannot; `ValueError` for a strange name."""
+    """Return the named contestants that can run here, and why others cannot. Raises `ValueError` for unknown names."""
     known = {item.name: item for item in contestants_on(device)}
     named = [known[name] for name in chosen(names, list(known), "contestant")]
     reasons = {item.name: item.missing() for item in named}
@@ -209,7 +209,7 @@ def chosen_contestants(names: Sequence[str], device: str) -> tuple[list[Contesta
 
 
 def chosen(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
-    """Those named, or all."""
+    """Return the named ones, or all. Raises `ValueError` for an unknown name."""
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"no {what} {', '.join(unknown)} of gpu; there are {', '.join(known)}")
     return [name for name in known if not names or name in names]
@@ -231,7 +231,7 @@ class Lane:
         self.reserved: int | None = None
 
     def call(self) -> Tensor:
-        """What is measured."""
+        """Run the measured call."""
         return self.task.run(self.function)
 
     def prepare(self, reference: Reference) -> None:
@@ -247,11 +247,11 @@ class Lane:
             self.measure_memory(before)
         except Exception as error:
             self.error = reason_of(error)
-        if self.error is not None:  # its traceback, gone by now, held the tensors too
+        if self.error is not None:  # the error's traceback, now gone, held the tensors too
             self.task = self.function = None  # type: ignore[assignment]
 
     def first_call(self) -> tuple[float, list[Tensor]]:
-        """The seconds of compiling and calling once, the device done, and the results."""
+        """Return the seconds of compiling and one call, until the device is done, and the results."""
         self.task, _ = built(self.build, self.place)
         synchronise(self.place.device)
         start = time.perf_counter()
@@ -261,9 +261,9 @@ class Lane:
         return time.perf_counter() - start, self.task.results(result)
 
     def measure_memory(self, before: tuple[int, int]) -> None:
-        """The most bytes of one call, beyond those that were in use before there was this lane.
+        """Measure the most bytes of one call, beyond the bytes in use before this lane existed.
 
-        The memory of CUDA graphs is set apart when they are captured, so that it is among the reserved bytes alone.
+        The memory of CUDA graphs is set apart at capture, so only the reserved bytes include that memory.
         """
         if self.place.device.type != "cuda":
             return
@@ -277,7 +277,7 @@ class Lane:
         self.reserved = torch.cuda.max_memory_reserved() - before[1]
 
     def seconds(self, calls: int) -> float:
-        """Seconds per call, until the device is done with all of them."""
+        """Return the seconds per call, until the device is done with all calls."""
         if self.place.device.type != "cuda":
             return per_call(self.call, calls=calls)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -289,12 +289,12 @@ class Lane:
         return float(start.elapsed_time(end)) / 1e3 / calls
 
     def host_seconds(self) -> float:
-        """Seconds until a call returns: of one call with an idle device, for a full queue makes the host wait."""
+        """Return the seconds until one call on an idle device returns: a full queue would make the host wait."""
         synchronise(self.place.device)
         return per_call(self.call, calls=1)
 
     def finished(self, samples: Samples | None, baseline: Samples | None, host: Samples | None) -> Measured:
-        """What is known in the end."""
+        """Return the final measurements."""
         name = self.contestant.name
         if samples is None:
             return Measured(name, self.error)
@@ -303,7 +303,7 @@ class Lane:
 
 
 class Reference:
-    """The results in float32, and how far those of eager in the place's dtype are from them."""
+    """The results in float32, and the distance of eager's results in the place's dtype from float32's."""
 
     def __init__(self, build: Build, place: Place) -> None:
         exact, self.tokens = built(build, Place(place.device, torch.float32, place.quick))
@@ -315,12 +315,12 @@ class Reference:
         self.eager = self.deviations(task.results(task.run(eager(task))))
 
     def deviations(self, results: Sequence[Tensor]) -> list[float]:
-        """For each tensor the norm of the difference by that of what was expected."""
+        """Return for each tensor the norm of the difference, relative to the norm of the expected tensor."""
         pairs = zip(results, self.expected, self.norms, strict=True)
         return [float((result.float() - wanted).norm() / norm) for result, wanted, norm in pairs]
 
     def check(self, results: Sequence[Tensor]) -> float:
-        """The greatest deviation; `WrongResult` if one is more than rounding in this dtype accounts for."""
+        """Return the greatest deviation. Raises `WrongResult` if a deviation exceeds rounding in this dtype."""
         if [tensor.shape for tensor in results] != [tensor.shape for tensor in self.expected]:
             raise WrongResult(f"{len(results)} of {len(self.expected)} results, or of other shapes")
         found = self.deviations(results)
@@ -331,7 +331,7 @@ class Reference:
 
 
 def compare(name: str, contestants: Sequence[Contestant], rounds: int, place: Place, folder: Path) -> Comparison:
-    """Every contestant on one workload."""
+    """Measure every contestant on one workload."""
     forget()
     say(f"{name}: the result in float32")
     reference = Reference(WORKLOADS[name], place)
@@ -357,7 +357,7 @@ def compare(name: str, contestants: Sequence[Contestant], rounds: int, place: Pl
 
 
 def built(build: Build, place: Place) -> tuple[Task, int]:
-    """A task with fresh tensors, the same each time."""
+    """Return a task with fresh tensors, equal each time."""
     torch.manual_seed(0)
     return build(place)
 
@@ -369,7 +369,7 @@ def synchronise(device: torch.device) -> None:
 
 
 def in_use(device: torch.device) -> tuple[int, int]:
-    """Bytes of tensors, and bytes taken from the device, once all that is free is given back."""
+    """Return the bytes of tensors, and the bytes taken from the device, after returning all free memory."""
     gc.collect()
     if device.type != "cuda":
         return 0, 0

@@ -1,7 +1,7 @@
-"""What is run on a GPU: training steps in bf16, at sizes that fill one.
+"""Workloads for a GPU: training steps in bf16, at sizes that fill a GPU.
 
-`Place` says where and in which dtype. The values are those of bf16 in every dtype, so the same task in float32 tells
-how far rounding alone takes a result.
+`Place` sets device and dtype. All values are bf16 values in every dtype, so the same task in float32 shows how far
+rounding alone takes a result.
 """
 
 from __future__ import annotations
@@ -26,45 +26,45 @@ class Place:
     quick: bool
 
     def normal(self, *size: int, scale: float = 1.0) -> Tensor:
-        """Normal numbers."""
+        """Return normally distributed numbers."""
         return self.rounded(scale * torch.randn(size, device=self.device))
 
     def rounded(self, tensor: Tensor) -> Tensor:
-        """Values of bf16, in the place's dtype."""
+        """Return values rounded to bf16, in the place's dtype."""
         return tensor.to(torch.bfloat16).to(self.dtype)
 
     def rounds(self, model: nn.Module) -> nn.Module:
-        """The model with its parameters rounded; its buffers, such as the frequencies of RoPE, stay as they are."""
+        """Return the model with rounded parameters; buffers, such as the frequencies of RoPE, stay unrounded."""
         for parameter in model.parameters():
             parameter.data = self.rounded(parameter.data)
         return model.train()
 
 
-#: Makes a task, and says how many tokens one call of it takes.
+#: Builds a task; returns the task and the number of tokens of one call.
 Build = Callable[[Place], tuple[Task, int]]
 
 
 def loss_of(x: Tensor) -> Tensor:
-    """A loss that needs no target, summed up in float32."""
+    """Return a loss that needs no target, summed in float32."""
     return x.square().mean(dtype=torch.float32)
 
 
 def learning(function: Callable[..., Tensor], *tensors: Tensor) -> Task:
-    """The training of a function of which every argument learns."""
+    """Return the training of a function whose every argument learns."""
     for tensor in tensors:
         tensor.requires_grad_()
     return Task(Mode.TRAINING, function, tensors, tensors)
 
 
 def of_language_model(place: Place, model: nn.Module, vocabulary: int, batch: int, length: int) -> tuple[Task, int]:
-    """The training of a causal language model on random tokens."""
+    """Return the training of a causal language model on random tokens."""
     ids = torch.randint(0, vocabulary, (batch, length), device=place.device)
     trained = place.rounds(Logits(model))
     return Task(Mode.TRAINING, trained, (ids, ids), tuple(trained.parameters())), ids.numel()
 
 
 def llama(place: Place) -> tuple[Task, int]:
-    """Llama: 8 layers, 2048 wide, 16 heads (8 of keys), 32000 words; 4 texts of 2048 tokens."""
+    """Build Llama: 8 layers, 2048 wide, 16 heads (8 of keys), 32000 words; 4 texts of 2048 tokens."""
     layers, width, vocabulary, batch, length = (1, 32, 50, 2, 8) if place.quick else (8, 2048, 32000, 4, 2048)
     config = transformers.LlamaConfig(
         num_hidden_layers=layers,
@@ -82,7 +82,7 @@ def llama(place: Place) -> tuple[Task, int]:
 
 
 def gpt2(place: Place) -> tuple[Task, int]:
-    """GPT-2 (small): 12 layers, 768 wide, 50304 words; 16 texts of 1024 tokens; no dropout: all compute the same."""
+    """Build GPT-2 (small): 12 layers, 768 wide, 50304 words; 16 texts of 1024 tokens; no dropout, for equal results."""
     layers, width, vocabulary, batch, length = (1, 24, 50, 2, 8) if place.quick else (12, 768, 50304, 16, 1024)
     config = transformers.GPT2Config(
         n_layer=layers,
@@ -103,7 +103,7 @@ def gpt2(place: Place) -> tuple[Task, int]:
 
 
 def chain(place: Place) -> tuple[Task, int]:
-    """Pointwise operators alone, on 16384 x 4096."""
+    """Build a chain of pointwise operators, on 16384 x 4096."""
     rows, width = (8, 16) if place.quick else (16384, 4096)
 
     def function(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ def chain(place: Place) -> tuple[Task, int]:
 
 
 def cross_entropy(place: Place) -> tuple[Task, int]:
-    """Softmax cross entropy over 128256 words, 8192 tokens."""
+    """Build a softmax cross entropy over 128256 words, 8192 tokens."""
     rows, vocabulary = (8, 16) if place.quick else (8192, 128256)
     target = torch.randint(0, vocabulary, (rows,), device=place.device)
     logits = place.normal(rows, vocabulary).requires_grad_()
@@ -123,7 +123,7 @@ def cross_entropy(place: Place) -> tuple[Task, int]:
 
 
 def rms_norm(place: Place) -> tuple[Task, int]:
-    """A residual and RMSNorm as models write it, in float32 inside, on 16384 x 4096."""
+    """Build a residual and RMSNorm as models write RMSNorm, in float32 inside, on 16384 x 4096."""
     rows, width = (8, 16) if place.quick else (16384, 4096)
 
     def function(x: Tensor, residual: Tensor, weight: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def rms_norm(place: Place) -> tuple[Task, int]:
 
 
 def mlp(place: Place) -> tuple[Task, int]:
-    """A transformer's MLP with gelu (tanh), 2048 to 8192 and back, 16384 tokens."""
+    """Build a transformer's MLP with gelu (tanh), 2048 to 8192 and back, 16384 tokens."""
     rows, width = (8, 16) if place.quick else (16384, 2048)
 
     def function(x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def mlp(place: Place) -> tuple[Task, int]:
     return learning(function, *tensors), rows
 
 
-#: Forward and backward of each; the update of the parameters, the same for all, is left out.
+#: Forward and backward of each workload; the update of the parameters, equal for all, is left out.
 WORKLOADS: dict[str, Build] = {
     "llama": llama,
     "gpt2": gpt2,

@@ -19,9 +19,9 @@ from benchmarks.compile_latency import LAYERS, first_result, per_layer
 from benchmarks.measure import Samples, table, verdict
 from switchgear.disk_cache import CACHE_VARIABLE
 
-#: The times may be these parts of the peer's: with no caches on disk, and with those that the first process left.
+#: The longest times, as fractions of the peer's: without caches on disk, and with the first process's caches.
 COLD_LIMIT, WARM_LIMIT = 0.8, 0.5
-#: The time per layer may grow by this part from the first to the second stretch of `DEPTHS`.
+#: The largest growth of the time per layer from the first to the second stretch of `DEPTHS`, as a fraction.
 GROWTH = 0.2
 DEPTHS = (LAYERS, 30, 48)
 SWITCHGEAR, PEER = "switchgear", "torch.compile"
@@ -36,12 +36,12 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """Switchgear's cold time by torch.compile's."""
+        """The ratio of Switchgear's cold time to torch.compile's."""
         return self.cold[0].ratio_to(self.cold[-1])
 
     @property
     def warm_ratio(self) -> float:
-        """Switchgear's warm time by torch.compile's."""
+        """The ratio of Switchgear's warm time to torch.compile's."""
         return self.warm[0].ratio_to(self.warm[-1])
 
     def __str__(self) -> str:
@@ -61,13 +61,13 @@ class Result:
 
 
 def switchgear(model: torch.nn.Module) -> Callable[..., Any]:
-    """The candidate."""
+    """Compile with Switchgear, the candidate."""
     jitted: Callable[..., Any] = sg.jit(model, executors=["inductor", "torch"])
     return jitted
 
 
 def inductor(model: torch.nn.Module) -> Callable[..., Any]:
-    """The peer."""
+    """Compile with torch.compile, the peer."""
     compiled: Callable[..., Any] = torch.compile(model)
     return compiled
 
@@ -93,7 +93,7 @@ def run(rounds: int) -> Result:
 
 
 def in_a_process(name: str, layers: int, folder: str) -> float:
-    """`first_result` of a process of its own whose caches are below a folder."""
+    """Return `first_result` of a separate process whose caches are below a folder."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"), CACHE_VARIABLE: str(Path(folder) / "own")}
     command = [sys.executable, "-m", "benchmarks.inductor_latency", name, str(layers)]
     done = subprocess.run(command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Compiling functions of very many operators: seconds to the first result, and how they grow with the operators."""
+"""Compiling functions of very many operators: seconds to the first result, and their growth with the operators."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import switchgear as sg
 from benchmarks.compile_latency import forget
 from benchmarks.measure import Samples, interleave, table, verdict
 
-#: Seconds that the longest may take.
+#: The most seconds of the longest function.
 LIMIT = 60.0
-#: The time per operator may grow by this between the shortest and the longest.
+#: The largest growth of the time per operator from the shortest to the longest, as a fraction.
 LINEARITY = 0.2
 OPERATORS = (6_250, 12_500, 50_000)
 
@@ -28,12 +28,12 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """The seconds of the longest by the limit."""
+        """The ratio of the longest function's seconds to the limit."""
         return self.samples[-1].median / LIMIT
 
     @property
     def growth(self) -> float:
-        """By which part an operator of the longest takes more time than one of the shortest."""
+        """The growth of the time per operator from the shortest to the longest, as a fraction."""
         first, last = (self.samples[i].median / OPERATORS[i] for i in (0, -1))
         return last / first - 1
 
@@ -47,14 +47,14 @@ class Result:
 
 
 def sines(x: Tensor, operators: int) -> Tensor:
-    """So many operators, in one line."""
+    """Run a number of operators, in one line."""
     for _ in range(operators // 2):
         x = x.sin() + 1
     return x
 
 
 def first_result(operators: int) -> float:
-    """CPU seconds of compiling and the first call; a busy machine disturbs them less than those of the clock."""
+    """Return CPU seconds of compiling and the first call; a busy machine disturbs CPU time less than clock time."""
     forget()
     x = torch.randn(4)
     jitted = sg.jit(sines, executors=["torch"])
@@ -67,11 +67,11 @@ def first_result(operators: int) -> float:
 
 
 def run(rounds: int) -> Result:
-    """Measure; a short one goes ahead uncounted, for what is loaded on first use."""
+    """Measure; a short uncounted function goes first and loads modules that are loaded on first use."""
     first_result(10)
     return Result(interleave(rounds, {f"{count} operators": measurement(count) for count in OPERATORS}))
 
 
 def measurement(operators: int) -> Callable[[], float]:
-    """`first_result` of so many, to be called by rounds."""
+    """Return a function that measures `first_result` of a number of operators."""
     return lambda: first_result(operators)

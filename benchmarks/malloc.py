@@ -1,6 +1,6 @@
-"""Whether freed memory is kept for the next tensor, or given back and mapped anew, page fault by page fault.
+"""Whether freed memory is kept for the next tensor, or given back and mapped again, page fault by page fault.
 
-Stock glibc maps every large tensor freshly and unmaps it when it is freed.
+Stock glibc maps every large tensor freshly and unmaps the memory of a freed tensor.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import platform
 import sys
 from collections.abc import Sequence
 
-#: What glibc reads when a process starts: nothing is mapped on its own, and nothing freed is given back.
+#: Variables that glibc reads when a process starts: nothing is mapped on its own, and freed memory is kept.
 KEPT = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
@@ -20,7 +20,7 @@ KEPT = {
 
 
 def keeps_memory() -> bool:
-    """Whether this process does."""
+    """Check whether this process keeps freed memory."""
     return all(os.environ.get(name) == value for name, value in KEPT.items())
 
 

@@ -1,4 +1,4 @@
-"""Timing several candidates in interleaved rounds, so that a busy machine disturbs them alike."""
+"""Timing of several candidates in interleaved rounds, so that a busy machine disturbs all alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-#: Resamples that an interval is read from; its ends move by about a percent of its width with another seed.
+#: Resamples of an interval; with another seed, its ends move by about a percent of its width.
 RESAMPLES = 2000
 
 
@@ -28,7 +28,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The seconds that one candidate took, round by round."""
+    """The seconds of one candidate, round by round."""
 
     name: str
     seconds: tuple[float, ...]
@@ -39,11 +39,11 @@ class Samples:
         return statistics.median(self.seconds)
 
     def ratio_to(self, other: Samples) -> float:
-        """The median over the rounds of this candidate's time by the other's of the same round."""
+        """Return the median over the rounds of this candidate's time by the other's of the same round."""
         return statistics.median(self._ratios(other))
 
     def interval_to(self, other: Samples) -> Ratio:
-        """`ratio_to` with its interval, by resampling the rounds."""
+        """Return `ratio_to` with its interval, by resampling the rounds."""
         ratios = self._ratios(other)
         draw = random.Random(0)
         found = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
@@ -54,10 +54,10 @@ class Samples:
 
 
 def interleave(rounds: int, candidates: Mapping[str, Callable[[], float]]) -> list[Samples]:
-    """Ask every candidate for its seconds, `rounds` times in turn."""
+    """Measure every candidate's seconds, `rounds` times in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     gc.collect()
-    gc.freeze()  # so that collecting what a candidate leaves takes no time to speak of
+    gc.freeze()  # so that collecting a candidate's garbage takes negligible time
     try:
         for _ in range(rounds):
             for name, measured in candidates.items():
@@ -69,12 +69,12 @@ def interleave(rounds: int, candidates: Mapping[str, Callable[[], float]]) -> li
 
 
 def geometric_mean(values: Collection[float]) -> float:
-    """The geometric mean; NaN of nothing."""
+    """Return the geometric mean; NaN without values."""
     return statistics.geometric_mean(values) if values else math.nan
 
 
 def per_call(fn: Callable[[], object], *, calls: int = 2000, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds per call, the garbage collector off."""
+    """Return the seconds per call, the garbage collector off."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -88,7 +88,11 @@ def per_call(fn: Callable[[], object], *, calls: int = 2000, clock: Callable[[],
 
 
 def table(samples: list[Samples], baseline: Samples, *, unit: str) -> str:
-    """The samples as text: median, least and greatest, and the ratio to a baseline; `unit` is `s`, `ms` or `µs`."""
+    """Return the samples as text: median, least and greatest, and the ratio to a baseline.
+
+    Args:
+        unit: `s`, `ms` or `µs`.
+    """
     scale = {"s": 1.0, "ms": 1e3, "µs": 1e6}[unit]
     width = max(len(item.name) for item in samples)
     lines = [f"  {'':{width}}  {f'median {unit}':>10}  {'min':>8}  {'max':>8}  {f'× {baseline.name}':>12}"]
@@ -100,6 +104,6 @@ def table(samples: list[Samples], baseline: Samples, *, unit: str) -> str:
 
 
 def verdict(what: str, value: float, limit: float) -> str:
-    """One line: what was found, the limit, and whether it holds."""
+    """Return one line: the value, the limit, and whether the limit holds."""
     holds = not math.isnan(value) and value <= limit
     return f"  {what}: {value:.3f}, at most {limit:g} wanted: {'yes' if holds else 'NO'}"

@@ -1,4 +1,4 @@
-"""What a step holds between forward and backward, and at its peak, by the account of PyTorch's allocator."""
+"""Bytes that a step holds between forward and backward, and at its peak, by the account of PyTorch's allocator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FORWARD_DONE = "forward done"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes that a step allocates and still holds when its forward is done, and at most."""
+    """Bytes that a step still holds when its forward is done, and the most bytes at once."""
 
     name: str
     saved: int
@@ -23,9 +23,9 @@ class Held:
 
 
 def measure(name: str, forward: Callable[[], torch.Tensor]) -> Held:
-    """Run a forward and its backward; what PyTorch's allocator gave out since the start, by its own account.
+    """Run a forward and its backward; return the bytes that PyTorch's allocator gave out, by its own account.
 
-    That counts every storage once, whoever holds it: saved tensors, the states of generators, the loss.
+    The account counts every storage once, whoever holds the storage: saved tensors, the states of generators, the loss.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         loss = forward()

@@ -1,4 +1,4 @@
-"""The times of `throughput` and `gpu` as bars, the steps of `work_curve` as lines; needs matplotlib."""
+"""Plots: the times of `throughput` and `gpu` as bars, the steps of `work_curve` as lines; needs matplotlib."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ else:
     AVAILABLE = False
 
 
-#: Contestants of `work_curve`, as a legend names them.
+#: Contestants of `work_curve`, as named in a legend.
 _LEGEND = {"compile": "torch.compile", "now": "Switchgear, compile='now'", "default": "Switchgear"}
 
 
 def write(result: throughput.Result | gpu.Result | work_curve.Result, path: Path, title: str) -> None:
-    """The figure of a benchmark; the file's suffix says the format."""
+    """Write the figure of a benchmark; the file's suffix sets the format."""
     if isinstance(result, work_curve.Result):
         write_curves(result, path, title)
     else:
@@ -29,13 +29,13 @@ def write(result: throughput.Result | gpu.Result | work_curve.Result, path: Path
 
 
 def write_curves(result: work_curve.Result, path: Path, title: str) -> None:
-    """Each workload a picture: steps by seconds since the first call, a line for each contestant."""
+    """Write a picture for each workload: steps by seconds since the first call, a line for each contestant."""
     names = result.workloads
     figure = Figure(figsize=(5 * min(len(names), 3), 4 * -(-len(names) // 3)), layout="constrained")
     for index, name in enumerate(names):
         axes = figure.add_subplot(-(-len(names) // 3), min(len(names), 3), index + 1)
         for who, curve in result.of(name).items():
-            every = max(1, len(curve.ends) // 400)  # enough for a picture
+            every = max(1, len(curve.ends) // 400)  # 400 points are enough for a picture
             ends, counts = curve.ends[::every], range(1, len(curve.ends) + 1, every)
             axes.step([0.0, *ends], [0, *counts], where="post", label=_LEGEND.get(who, who))
         axes.set_title(name)
@@ -47,7 +47,7 @@ def write_curves(result: work_curve.Result, path: Path, title: str) -> None:
 
 
 def write_bars(result: throughput.Result | gpu.Result, path: Path, title: str) -> None:
-    """Each workload a group of bars: time by eager's with its 95 % interval. The file's suffix says the format."""
+    """Write a group of bars for each workload: time by eager's with its 95 % interval, in the format of the suffix."""
     comparisons: list[throughput.Comparison | gpu.Comparison] = [*result.comparisons]
     names = dict.fromkeys(item.contestant for each in comparisons for item in each.measured)
     names.pop(BASELINE, None)

@@ -1,4 +1,4 @@
-"""What plugins cost: import of Switchgear, the checks of a first run, a cached call; a process for each measurement."""
+"""The cost of plugins: import of Switchgear, checks of a first run, a cached call; a process for each measurement."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from benchmarks.measure import Samples, table, verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 PLUGIN = ROOT / "plugins" / "switchgear-example"
-#: Seconds that `import switchgear` may take beyond `import torch`.
+#: The most seconds of `import switchgear` beyond `import torch`.
 IMPORT_LIMIT = 0.2
-#: The part of compiling that the first, checked run may take, the work itself included.
+#: The longest time of the first, checked run, as a fraction of compiling, the work itself included.
 CHECKS_LIMIT = 0.05
-#: A cached call with a plugin installed, by one without; what is above 1 is what the machine's noise may be.
+#: The longest time of a cached call with a plugin installed, by a call without; the part above 1 allows for noise.
 CALL_LIMIT = 1.02
 
 IMPORT = """
@@ -103,7 +103,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """A cached call with a plugin installed by one without, in CPU time."""
+        """The ratio of a cached call with a plugin installed to a call without, in CPU time."""
         return self.calls["cpu"][1].ratio_to(self.calls["cpu"][0])
 
     def __str__(self) -> str:
@@ -123,8 +123,8 @@ class Result:
 
 
 def measured(program: str, *paths: str) -> dict[str, Any]:
-    """What a program finds in a process of its own, with these folders on its path."""
-    # modules are loaded as bytecode, as where pip has installed them
+    """Return the findings of a program in a separate process, with these folders on its path."""
+    # load modules as bytecode, as after an installation by pip
     left_out = ("SWITCHGEAR_", "PYTHONDONTWRITEBYTECODE")
     own = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     environment = {**own, "PYTHONPATH": os.pathsep.join(paths)}
@@ -135,7 +135,7 @@ def measured(program: str, *paths: str) -> dict[str, Any]:
 
 
 def installed(folder: str) -> str:
-    """The example plugin, installed into a folder."""
+    """Install the example plugin into a folder; return the folder."""
     offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
     command = [sys.executable, "-m", "pip", "install", *offline, "--target", folder, str(PLUGIN)]
     subprocess.run(command, check=True, stdout=sys.stderr)
@@ -143,11 +143,11 @@ def installed(folder: str) -> str:
 
 
 def run(rounds: int) -> Result:
-    """Measure, in interleaved rounds, each without the plugin and with it."""
+    """Measure, in interleaved rounds, each without the plugin and with the plugin."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("import", "import+", "checks", "call", "call+")}
     with tempfile.TemporaryDirectory() as folder:
         installed(folder)
-        measured(IMPORT, folder)  # which writes the bytecode
+        measured(IMPORT, folder)  # this run writes the bytecode
         for number in range(rounds):
             print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
             found["import"].append(measured(IMPORT))

@@ -1,7 +1,7 @@
-"""What Python state costs: guards of a cached call, first calls, and TorchDynamo in front, beside what they replace.
+"""The cost of Python state: guards of a cached call, first calls, and TorchDynamo in front, each with its alternative.
 
-Guards are timed as the check of an entry's Python state alone. A first call is measured with the feature and without
-it, where it may be left out; a split function beside `torch.compile(backend="aot_eager")` on the same function.
+Guards are timed as the check of an entry's Python state alone. A first call is measured with the feature and, where
+possible, without. A split function is compared with `torch.compile(backend="aot_eager")` on the same function.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from benchmarks.measure import Samples, interleave, per_call, table, verdict
 from switchgear.features.python_state import PythonState
 from switchgear.jit import last_entry
 
-#: Microseconds a call, at most.
+#: The most microseconds of guards in a call.
 GUARDS = {"GPT-2": 12.0, "Llama": 12.0, "BERT": 12.0, "a small module": 0.5}
-#: The first call, by that without the feature; of a split function, by torch.compile's; around a module, by without.
+#: The highest ratios of first calls: with the feature to without; split to torch.compile; around a jitted module to a
+#: plain one.
 CAPTURE, SPLIT, AROUND = 1.08, 1.3, 1.3
-#: A cached call by that of the same function without what is guarded; the seconds of a first call.
+#: The highest ratio of a cached call to a call without the guarded objects; the most seconds of a first call.
 BESIDE, FIRST = 1.5, 10.0
 LAYERS = 12
 IDS = torch.arange(32).reshape(2, 16)
@@ -34,7 +35,7 @@ IDS = torch.arange(32).reshape(2, 16)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Seconds of each."""
+    """Seconds of every measurement."""
 
     guards: dict[str, float]
     capture: list[Samples]
@@ -44,7 +45,7 @@ class Result:
 
     @property
     def ratio(self) -> dict[str, float]:
-        """Of each pair, the first by the second."""
+        """The ratio of the first to the second of each pair."""
         pairs = {"capture": self.capture, "split": self.split, "around": self.around}
         ratios = {name: found[0].ratio_to(found[1]) for name, found in pairs.items()}
         return ratios | {name: scale.hit / scale.without for name, scale in self.scale.items()}
@@ -69,7 +70,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Seconds of the first two calls, of a cached one, and of one of the same function without what is guarded."""
+    """Seconds of the first two calls, of a cached call, and of a cached call without the guarded objects."""
 
     first: float
     second: float
@@ -78,7 +79,7 @@ class Scale:
 
 
 class Holder(nn.Module):
-    """Reads one of many words, and uses none of its many parameters."""
+    """A module that reads one of many words, and uses none of its many parameters."""
 
     def __init__(self, words: int, parameters: int) -> None:
         super().__init__()
@@ -87,12 +88,12 @@ class Holder(nn.Module):
         self.unread = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(parameters)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Its output depends on the length of one word."""
+        """Return an output that depends on the length of one word."""
         return self.layers(x) * len(self.words[7])  # type: ignore[no-any-return]
 
 
 def closures(count: int) -> Callable[[Tensor], Tensor]:
-    """A function that calls others, each with a variable of its own."""
+    """Return a function that calls others, each with a variable of its own."""
 
     def scaling(scale: float) -> Callable[[Tensor], Tensor]:
         return lambda x: x * scale
@@ -108,7 +109,7 @@ def closures(count: int) -> Callable[[Tensor], Tensor]:
 
 
 def constants(count: int) -> Callable[[Tensor], Tensor]:
-    """The same of numbers in the code."""
+    """Return the function of `closures` with the numbers as constants in the code."""
     space: dict[str, Any] = {}
     lines = [f"    x = x * {float(n)}" for n in range(count)]
     exec("\n".join(["def call(x):", *lines, "    return x"]), space)
@@ -116,7 +117,7 @@ def constants(count: int) -> Callable[[Tensor], Tensor]:
 
 
 def in_turn(function: Any, batches: list[Tensor], rounds: int) -> Scale:
-    """Of a call each with these, compiled each by itself."""
+    """Measure calls with each batch in turn, each compiled separately."""
     jitted = sg.jit(function, executors=["torch"], dynamic=False, recompile_limit=1000, cache_size=1000)
     seconds = []
     for _ in range(2):
@@ -134,7 +135,7 @@ def in_turn(function: Any, batches: list[Tensor], rounds: int) -> Scale:
 
 
 def scales(rounds: int) -> dict[str, Scale]:
-    """What grows with the size of Python's objects, beside the same functions without them."""
+    """Measure functions whose Python objects grow, each paired with a function without these objects."""
     one, kinds = [torch.randn(32, 128)], [torch.randn(n + 2, 128) for n in range(64)]
     pairs = {
         "a list of 100,000": ((Holder(100_000, 0), one), (Holder(10, 0), one)),
@@ -152,7 +153,7 @@ def scales(rounds: int) -> dict[str, Scale]:
 
 
 def models() -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
-    """By name, with the arguments of a call."""
+    """Return the models by name, each with the arguments of a call."""
     llama = transformers.LlamaConfig(
         num_hidden_layers=LAYERS,
         hidden_size=32,
@@ -175,7 +176,7 @@ def models() -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
 
 
 def guard_seconds(model: nn.Module, arguments: dict[str, Tensor], rounds: int) -> float:
-    """A check of the Python state that an entry was compiled for, where no argument is an object."""
+    """Return the seconds of checking the Python state of an entry, where no argument is an object."""
     jitted = sg.jit(model, executors=["torch"])
     for _ in range(3):
         jitted(**arguments)
@@ -189,7 +190,7 @@ def guard_seconds(model: nn.Module, arguments: dict[str, Tensor], rounds: int) -
 
 @contextmanager
 def left_out() -> Iterator[None]:
-    """The feature sees nothing, as SWITCHGEAR_DISABLE_FEATURES=python_state has it in a process of its own."""
+    """Disable the feature, as SWITCHGEAR_DISABLE_FEATURES=python_state does for a whole process."""
     begin = PythonState.begin
     PythonState.begin = lambda self, recorder: None  # type: ignore[method-assign]
     try:
@@ -199,13 +200,13 @@ def left_out() -> Iterator[None]:
 
 
 def without_state() -> float:
-    """Seconds to the first training result."""
+    """Return the seconds to the first training result without the feature."""
     with left_out():
         return first_result(lambda model: sg.jit(model, executors=["torch"]), LAYERS)
 
 
 def branching(x: Tensor, weight: Tensor) -> Tensor:
-    """What capture refuses: which way it goes is in the data."""
+    """Branch on data, which capture refuses."""
     for _ in range(10):
         x = torch.tanh(x @ weight)
         x = x * 2 if x.sum() > 0 else x - 1
@@ -213,7 +214,7 @@ def branching(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def first_call(compiled: Callable[..., Any], *arguments: Any) -> float:
-    """Seconds of a call, nothing compiled before."""
+    """Return the seconds of a call, nothing compiled before."""
     forget()
     start = time.perf_counter()
     compiled(*arguments)
@@ -221,20 +222,20 @@ def first_call(compiled: Callable[..., Any], *arguments: Any) -> float:
 
 
 def split_seconds(compiled: Callable[[Any], Any]) -> float:
-    """Of a new function with the same code."""
+    """Return the seconds of the first call of a new function with the same code."""
     torch.manual_seed(0)
     return first_call(compiled(lambda x, w: branching(x, w)), torch.randn(8, 16), torch.randn(16, 16))
 
 
 def around_seconds(wrap: Callable[[nn.Module], nn.Module]) -> float:
-    """Of `torch.compile` of a function that calls a module."""
+    """Return the seconds of the first call of `torch.compile` on a function that calls a module."""
     module = wrap(gpt2(2))
     compiled = torch.compile(lambda ids: module(input_ids=ids).logits * 2, backend="aot_eager")
     return first_call(compiled, IDS)
 
 
 def run(rounds: int) -> Result:
-    """Measure; a round of each goes ahead uncounted, for what is loaded on first use."""
+    """Measure; one uncounted round of each goes first and loads modules that are loaded on first use."""
     transformers.logging.set_verbosity_error()
     guards = {name: guard_seconds(*made, rounds) for name, made in models().items()}
 

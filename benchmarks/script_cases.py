@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Normal, kl_divergence
 
 Jit = Callable[[Any], Any]
-#: A script: the loss of each step, and the modules that it trains at the end.
+#: A script: yields the loss of each step.
 Script = Callable[[Jit, int], Iterator[Tensor]]
 
 
 def classifier(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """A convolutional classifier of images with dropout, and a learning rate that falls."""
+    """Train a convolutional classifier of images with dropout and a falling learning rate."""
     net = nn.Sequential(
         *(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)),
         *(nn.Flatten(), nn.Linear(32 * 144, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)),
@@ -43,7 +43,7 @@ def classifier(jit: Jit, steps: int) -> Iterator[Tensor]:
 
 
 def variational(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """A variational autoencoder, by distributions."""
+    """Train a variational autoencoder, by distributions."""
 
     class Autoencoder(nn.Module):
         def __init__(self) -> None:
@@ -70,7 +70,7 @@ def variational(jit: Jit, steps: int) -> Iterator[Tensor]:
 
 
 def adversarial(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """Generator and discriminator of images, both with batch norm."""
+    """Train generator and discriminator of images, both with batch norm."""
     generator = nn.Sequential(
         *(nn.ConvTranspose2d(32, 64, 4), nn.BatchNorm2d(64), nn.ReLU()),
         *(nn.ConvTranspose2d(64, 32, 4, 2, 1), nn.BatchNorm2d(32), nn.ReLU(), nn.ConvTranspose2d(32, 1, 4, 2, 1)),
@@ -95,7 +95,7 @@ def adversarial(jit: Jit, steps: int) -> Iterator[Tensor]:
 
 
 def recurrent_language(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """A language model of LSTMs that hands its state on, with clipped gradients."""
+    """Train a language model of LSTMs that passes its state on, with clipped gradients."""
 
     class Language(nn.Module):
         def __init__(self) -> None:
@@ -125,7 +125,7 @@ def recurrent_language(jit: Jit, steps: int) -> Iterator[Tensor]:
 
 
 def attentive_language(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """A language model of transformer encoders, which keeps its mask, and warms its learning rate up."""
+    """Train a language model of transformer encoders that keeps its mask, with a learning rate warm-up."""
 
     class Language(nn.Module):
         def __init__(self) -> None:
@@ -171,7 +171,7 @@ class _Block(nn.Module):
 
 
 def accumulating_language(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """A GPT whose gradients are accumulated over two batches and clipped, under a cosine schedule."""
+    """Train a GPT whose gradients are accumulated over two batches and clipped, under a cosine schedule."""
 
     class Language(nn.Module):
         def __init__(self) -> None:
@@ -205,7 +205,7 @@ def accumulating_language(jit: Jit, steps: int) -> Iterator[Tensor]:
 
 
 def vision(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """A vision transformer in bfloat16 autocast, with label smoothing."""
+    """Train a vision transformer in bfloat16 autocast, with label smoothing."""
 
     class Vision(nn.Module):
         def __init__(self) -> None:
@@ -234,7 +234,7 @@ def vision(jit: Jit, steps: int) -> Iterator[Tensor]:
 
 
 def penalised(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """A critic whose gradient is penalised, by gradients of second order."""
+    """Train a critic with a penalty on its gradient, by gradients of second order."""
     critic = nn.Sequential(nn.Linear(256, 256), nn.LeakyReLU(0.2), nn.Linear(256, 128), nn.Tanh(), nn.Linear(128, 1))
     judge = jit(critic)
     optimizer = torch.optim.Adam(critic.parameters(), 1e-4)
@@ -251,7 +251,7 @@ def penalised(jit: Jit, steps: int) -> Iterator[Tensor]:
 
 
 def physical(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """A network that solves a differential equation, by LBFGS; the residual takes gradients of second order."""
+    """Train a network that solves a differential equation, by LBFGS; the residual takes gradients of second order."""
     net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
     u = jit(net)
     optimizer = torch.optim.LBFGS(net.parameters(), max_iter=4, line_search_fn="strong_wolfe")
@@ -284,7 +284,7 @@ class _Policy(nn.Module):
 
 
 def policy_optimisation(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """Proximal policy optimisation: rollouts without gradients, and clipped updates."""
+    """Train by proximal policy optimisation: rollouts without gradients, and clipped updates."""
     net = _Policy()
     agent = jit(net)
     optimizer = torch.optim.Adam(net.parameters(), 2.5e-4, eps=1e-5)
@@ -306,7 +306,7 @@ def policy_optimisation(jit: Jit, steps: int) -> Iterator[Tensor]:
 
 
 def value_learning(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """Deep Q-learning with a replay buffer, a target network, and exploration that falls."""
+    """Train by deep Q-learning with a replay buffer, a target network, and falling exploration."""
     net = nn.Sequential(nn.Linear(8, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 4))
     target = nn.Sequential(nn.Linear(8, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 4))
     target.load_state_dict(net.state_dict())
@@ -334,7 +334,7 @@ def value_learning(jit: Jit, steps: int) -> Iterator[Tensor]:
 
 
 def graph(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """A graph network: loops are taken out of the edges by a mask, degrees are counted, messages are summed."""
+    """Train a graph network: a mask removes loops from the edges, degrees are counted, messages are summed."""
 
     class Convolution(nn.Module):
         def __init__(self, inputs: int, outputs: int) -> None:
@@ -373,7 +373,7 @@ def graph(jit: Jit, steps: int) -> Iterator[Tensor]:
 
 
 def forced(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """A translator that is told the right word before, at random, in its forward."""
+    """Train a translator that gets the right previous word, at random, in its forward."""
 
     class Translator(nn.Module):
         def __init__(self) -> None:
@@ -404,7 +404,7 @@ def forced(jit: Jit, steps: int) -> Iterator[Tensor]:
 
 
 def rollout(jit: Jit, steps: int) -> Iterator[Tensor]:
-    """LSTM cells, step by step over a series, and some steps further on their own results."""
+    """Train LSTM cells, step by step over a series, then some steps further on their own results."""
 
     class Series(nn.Module):
         def __init__(self) -> None:

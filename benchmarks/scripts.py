@@ -1,4 +1,4 @@
-"""Training scripts of fourteen kinds with one `sg.jit`, beside eager, step by step in turn."""
+"""Training scripts of fourteen kinds with one `sg.jit`, compared with eager, step by step in turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.measure import geometric_mean
 from benchmarks.script_cases import SCRIPTS, Script
 from switchgear.errors import FallbackWarning, RecompileWarning
 
-#: Steps of a run, and those at its beginning that count for captures alone.
+#: Steps of a run, and the first steps, which count for captures alone.
 STEPS, FIRST = 120, 10
 SEED = 0
 
@@ -29,7 +29,7 @@ class Row:
 
     Attributes:
         ratio: the median, over the steps after the first, of CPU seconds by eager's of the same step.
-        captures: CPU seconds that steps took beyond the median step, over the whole run.
+        captures: CPU seconds beyond the median step, summed over steps of the whole run that took over three medians.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Result:
 
 
 class _Run:
-    """A script with random streams of its own, which other runs do not see."""
+    """A script with random streams of its own, hidden from other runs."""
 
     def __init__(self, script: Script, jit: Any) -> None:
         torch.manual_seed(SEED)
@@ -76,7 +76,7 @@ class _Run:
         self._streams = torch.get_rng_state(), random.getstate()
 
     def step(self) -> None:
-        """Run the next step, and note its loss and its CPU seconds."""
+        """Run the next step, and record its loss and its CPU seconds."""
         torch.set_rng_state(self._streams[0])
         random.setstate(self._streams[1])
         start = time.process_time()
@@ -117,7 +117,7 @@ def measure(name: str, steps: int = STEPS) -> Row:
 
 
 def run(rounds: int) -> Result:
-    """Run every script; of several rounds, the one with the median ratio."""
+    """Run every script; of several rounds, keep the round with the median ratio."""
     rows = []
     for name in SCRIPTS:
         found = sorted([measure(name) for _ in range(rounds)], key=lambda row: row.ratio)

@@ -1,4 +1,4 @@
-"""What a process pays before its first result: imports, and first calls; each measured in a fresh process."""
+"""The cost of a process before its first result: imports, and first calls; each measured in a fresh process."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from benchmarks.measure import Samples, table, verdict
 from switchgear.disk_cache import CACHE_VARIABLE
 
-#: Seconds: importing Switchgear beyond torch, and the first call of one linear layer with `["torch"]`.
+#: The most seconds: importing Switchgear beyond torch, and the first call of one linear layer with `["torch"]`.
 IMPORT_LIMIT, FIRST_LIMIT = 0.15, 0.3
-#: The default's first call by that of `["torch"]`, and its warm one by torch.compile's.
+#: The longest time of the default's first call by that of `["torch"]`, and of its warm first call by torch.compile's.
 DEFAULT_LIMIT, WARM_LIMIT = 1.15, 0.5
 LINEAR = "torch.nn.Linear(4, 4)"
 MLP = "torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 4))"
@@ -37,7 +37,7 @@ print(json.dumps(times))
 """
 SWITCHGEAR = "import switchgear as sg"
 TORCH = "sg.jit(model, executors=['torch'])"
-#: By name: the model, what is imported before, and what compiles it.
+#: By name: the model, the import before, and the code that compiles the model.
 CALLS = {
     '["torch"], a linear layer': (LINEAR, SWITCHGEAR, TORCH),
     "default, a linear layer": (LINEAR, SWITCHGEAR, "sg.jit(model)"),
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """The default's warm first call by torch.compile's, by the clock."""
+        """The ratio of the default's warm first call to torch.compile's, by the clock."""
         *_, warm, peer = self.calls[0]
         return warm.ratio_to(peer)
 
@@ -78,7 +78,7 @@ class Result:
 
 
 def measured(name: str, caches: Path, *, end: str = "") -> list[tuple[float, float]]:
-    """Seconds of the import and of the first call, each by the clock and by the processor, of a process."""
+    """Return the seconds of the import and of the first call in a process, each by the clock and by the processor."""
     model, prepare, compile = CALLS[name]
     program = PROGRAM.format(model=model, inputs=INPUTS[model], prepare=prepare, compile=compile, end=end)
     folders = {CACHE_VARIABLE: str(caches / "switchgear"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
@@ -91,7 +91,7 @@ def measured(name: str, caches: Path, *, end: str = "") -> list[tuple[float, flo
 
 
 def run(rounds: int) -> Result:
-    """Each in turn; cold ones with empty caches, warm ones with what a process before them left."""
+    """Measure each in turn: cold calls with empty caches, warm calls with the caches of an earlier process."""
     imports: list[tuple[float, float]] = []
     calls: dict[str, list[tuple[float, float]]] = {name: [] for name in CALLS}
     with tempfile.TemporaryDirectory() as folder:

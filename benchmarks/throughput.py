@@ -29,26 +29,26 @@ from switchgear.disk_cache import CACHE_VARIABLE
 
 #: Rounds of a run, and with `quick`.
 ROUNDS, QUICK_ROUNDS = 15, 2
-#: Seconds that one measurement is to take in eager; what takes longer is called once.
+#: Seconds of one measurement in eager; a longer call is called once.
 SECONDS = 0.05
-#: Calls before the first measurement. TorchScript optimises in its second and third; glibc, told to keep memory, places
-#: aligned blocks anew until its lists of small ones are full, seven calls long.
+#: Calls before the first measurement. TorchScript optimises in its second and third. glibc, told to keep memory,
+#: places aligned blocks afresh until its lists of small blocks are full, seven calls long.
 WARM_UP = 10
 BASELINE, CANDIDATE = "eager", "switchgear"
-#: A candidate is compared with the best of these.
+#: The peers; a candidate is compared with the best.
 PEERS = (BASELINE, "compile")
 
 
 class WrongResult(Exception):
-    """A contestant computes something else than eager."""
+    """A contestant's results differ from eager's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One contestant on one workload; all but the name and `error` is missing where it failed.
+    """One contestant on one workload; a failed contestant has only a name and an `error`.
 
-    cold, warm: seconds of compiling and the first call, without anything on disk and with what the cold one left
-    there. deviation: of its results from eager's. faults: pages mapped in one call.
+    cold, warm: seconds of compiling and the first call, with an empty disk cache and with the cold call's cache.
+    deviation: of the results from eager's. faults: pages mapped in one call.
     """
 
     contestant: str
@@ -64,7 +64,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One workload: every contestant on it, and each that may be compared so with the best of `PEERS`."""
+    """One workload with every contestant, and the comparable contestants' ratios to the best of `PEERS`."""
 
     workload: str
     calls: int
@@ -95,7 +95,7 @@ class Result:
         return self.overall(CANDIDATE)
 
     def overall(self, contestant: str) -> float:
-        """The geometric mean of a contestant's times by those of the best peer."""
+        """Return the geometric mean of a contestant's times by the best peer's."""
         found = [item.to_best[contestant].value for item in self.comparisons if contestant in item.to_best]
         return geometric_mean(found)
 
@@ -115,7 +115,7 @@ class Result:
 
 
 def row(item: Measured) -> str:
-    """One line of a table, the contestant's name aside."""
+    """Return one line of a table, without the contestant's name."""
     if item.error is not None or item.samples is None:
         return f"FAILED: {item.error}"
     ratio = "" if item.to_eager is None else str(item.to_eager)
@@ -125,12 +125,12 @@ def row(item: Measured) -> str:
 
 
 def run(rounds: int, workloads: Sequence[str] = (), contestants: Sequence[str] = (), *, quick: bool = False) -> Result:
-    """Measure what is named; all without names, but those that run on request alone."""
+    """Measure the named workloads and contestants; all without names, except contestants on request."""
     transformers.logging.set_verbosity_error()
     taking, absent = chosen_contestants(contestants)
     comparisons = []
     with tempfile.TemporaryDirectory() as folder:
-        for contestant in taking:  # what is loaded on first use is no part of the first workload's compile time
+        for contestant in taking:  # loads modules before the first workload's compile time
             lane = Lane(contestant, WORKLOADS["mlp/training"], Path(folder) / "warm_up", quick=True)
             lane.attempt(lane.compile_cold)
         for workload in chosen_workloads(workloads):
@@ -142,7 +142,7 @@ def run(rounds: int, workloads: Sequence[str] = (), contestants: Sequence[str] =
 
 
 def chosen_workloads(names: Sequence[str]) -> list[Workload]:
-    """Those named, in whole (`gpt2/training`) or in part (`gpt2`, `inference`); `ValueError` for a strange name."""
+    """Return the workloads by name (`gpt2/training`) or part of it (`gpt2`). Raises `ValueError` for unknown names."""
     for name in names:
         if not any(name in (found, *found.split("/")) for found in WORKLOADS):
             raise ValueError(f"no workload {name}; there are {', '.join(WORKLOADS)}")
@@ -150,7 +150,7 @@ def chosen_workloads(names: Sequence[str]) -> list[Workload]:
 
 
 def chosen_contestants(names: Sequence[str]) -> tuple[list[Contestant], dict[str, str]]:
-    """Those named that can run here, and why the others cannot; `ValueError` for a strange name."""
+    """Return the named contestants that can run here, and why others cannot. Raises `ValueError` for unknown names."""
     known = [item.name for item in CONTESTANTS]
     if unknown := [name for name in names if name not in known]:
         raise ValueError(
@@ -175,7 +175,7 @@ class Lane:
         self.cold = self.warm = self.deviation = math.nan
 
     def attempt(self, stage: Callable[[], None]) -> None:
-        """Run a stage, unless one before it failed; a failure is a result too."""
+        """Run a stage, unless an earlier stage failed; a failure is a result too."""
         if self.error is None:
             try:
                 stage()
@@ -183,7 +183,7 @@ class Lane:
                 self.error = reason_of(error)
 
     def first_call(self) -> tuple[float, Tensor]:
-        """Compile and call once, with caches on disk of its own; the seconds and the result."""
+        """Compile and call once, with caches on disk of its own; return the seconds and the result."""
         self.task = self.build()
         with caches_in(self.caches):
             start = time.perf_counter()
@@ -192,13 +192,13 @@ class Lane:
             return time.perf_counter() - start, result
 
     def compile_cold(self) -> None:
-        """For the time alone: what it leaves in memory is dropped, what it leaves on disk stays."""
+        """Measure the cold first call only; objects in memory are dropped, files on disk stay."""
         forget()
         self.cold, _ = self.first_call()
         del self.task, self.function
 
     def compile_warm(self, expected: Sequence[Tensor]) -> None:
-        """The function that is measured, checked and called until it is steady."""
+        """Compile the measured function, check its results, and call the function until steady."""
         self.warm, result = self.first_call()
         results = self.task.results(result)
         self.deviation = max(map(deviation, results, expected), default=0.0)
@@ -211,17 +211,17 @@ class Lane:
             self.task.run(self.function)
 
     def seconds(self, calls: int) -> float:
-        """A measurement, in CPU seconds: with one thread, those of an idle machine, whoever else is busy."""
+        """Return CPU seconds per call: with one thread, equal to an idle machine's, whatever else runs."""
         return per_call(lambda: self.task.run(self.function), calls=calls, clock=time.process_time)
 
     def page_faults(self) -> int:
-        """Pages mapped in one call."""
+        """Return the pages mapped in one call."""
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         self.task.run(self.function)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     def held(self) -> Held | None:
-        """The bytes of a training step."""
+        """Return the bytes of a training step; None in other modes."""
         if self.task.mode is not Mode.TRAINING:
             return None
         for tensor in self.task.learned:
@@ -232,7 +232,7 @@ class Lane:
 def compare(
     workload: Workload, contestants: Sequence[Contestant], rounds: int, folder: Path, *, quick: bool
 ) -> Comparison:
-    """Every contestant on one workload."""
+    """Measure every contestant on one workload."""
     task = workload.task(quick)
     expected = task.results(task.run(task.function))
     del task
@@ -259,12 +259,12 @@ def compare(
 
 
 def timing(lane: Lane, calls: int) -> Callable[[], float]:
-    """A measurement of a lane, to be called by rounds."""
+    """Return a function that measures a lane."""
     return lambda: lane.seconds(calls)
 
 
 def finished(lane: Lane, samples: Samples | None, baseline: Samples | None) -> Measured:
-    """What is known of a lane in the end."""
+    """Return the final measurements of a lane."""
     name = lane.contestant.name
     if samples is None:
         return Measured(name, lane.error)
@@ -273,7 +273,7 @@ def finished(lane: Lane, samples: Samples | None, baseline: Samples | None) -> M
 
 
 def to_best_peer(samples: dict[str, Samples]) -> dict[str, Ratio]:
-    """Every configuration of Switchgear by the peer with the least median; nothing if a peer is missing."""
+    """Return every Switchgear configuration's ratio to the peer with the least median; empty if a peer is missing."""
     if not all(peer in samples for peer in PEERS):
         return {}
     best = min((samples[peer] for peer in PEERS), key=lambda item: item.median)
@@ -281,7 +281,7 @@ def to_best_peer(samples: dict[str, Samples]) -> dict[str, Ratio]:
 
 
 def deviation(found: Tensor, expected: Tensor) -> float:
-    """The greatest difference by the greatest element; infinite where shapes, dtypes or what is NaN differ."""
+    """Return the greatest difference by the greatest element; infinite where shapes, dtypes or NaNs differ."""
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
         return math.inf
     difference = float((found - expected).abs().max())
@@ -293,7 +293,7 @@ def deviation(found: Tensor, expected: Tensor) -> float:
 
 @contextmanager
 def caches_in(folder: Path) -> Iterator[None]:
-    """Inductor, what is built on it, and Switchgear cache below this folder, and remember nothing of any other."""
+    """Keep all caches of Inductor, its users, and Switchgear below this folder, and forget all others."""
     names = ("TORCHINDUCTOR_CACHE_DIR", CACHE_VARIABLE)
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, str(folder)))
@@ -308,10 +308,10 @@ def caches_in(folder: Path) -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """A failure in one line."""
+    """Return a failure in one line."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:300]
 
 
 def say(what: str) -> None:
-    """Progress."""
+    """Print progress."""
     print(what, file=sys.stderr, flush=True)

@@ -20,12 +20,12 @@ from benchmarks.measure import Samples, interleave, per_call, table
 from examples.whole_step import BETA1, BETA2, EPS, LR, WEIGHT_DECAY, State, batch, initial, mlp, whole_step
 
 WIDTH, HIDDEN, BATCH = 64, 4, 32
-#: Without it torch.compile refuses `torch.autograd.grad`; older releases do not have it.
+#: Without this option torch.compile refuses `torch.autograd.grad`; older releases lack the option.
 WHOLE_STEP_OPTION = "trace_autograd_ops"
-#: Steps in which every candidate has to arrive at the same parameters, and is warm afterwards.
+#: Steps after which every candidate must have the same parameters, and is warm.
 CHECKED = 20
 CALLS = 50
-#: How far parameters may be apart after that where roundings differ; a step moves them by about `LR`.
+#: The largest distance of parameters after `CHECKED` steps where roundings differ; a step moves them by about `LR`.
 TOLERANCE = 1e-3
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -35,7 +35,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 class Result:
     """The candidates, eager with `torch.optim.AdamW` first, Switchgear last.
 
-    `distances`: how far the parameters of each are from those of the uncompiled function after `CHECKED` steps.
+    `distances`: of each candidate's parameters from those of the uncompiled function after `CHECKED` steps.
     """
 
     samples: list[Samples]
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """Switchgear's time by that of eager with `torch.optim.AdamW`."""
+        """The ratio of Switchgear's time to eager's with `torch.optim.AdamW`."""
         return self.samples[-1].ratio_to(self.samples[0])
 
     def __str__(self) -> str:
@@ -63,18 +63,18 @@ class Result:
 
 
 def spread(candidate: Samples, peer: Samples) -> str:
-    """The ratio of two candidates: its median over the rounds, the least and the greatest."""
+    """Return the ratio of two candidates: its median over the rounds, the least and the greatest."""
     ratios = [mine / theirs for mine, theirs in zip(candidate.seconds, peer.seconds, strict=True)]
     return f"{candidate.ratio_to(peer):6.3f}  ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 def distance(value: float) -> str:
-    """In words: how far."""
+    """Return a distance in words."""
     return f"differ by at most {value:.1e}" if value else "bit-equal"
 
 
 def optimised(state: State, compile_with: Callable[[Any], Any]) -> Step:
-    """Forward and backward, and the step of `torch.optim.AdamW`, each through `compile_with`."""
+    """Return a step of forward, backward and `torch.optim.AdamW`, each through `compile_with`."""
     options: dict[str, Any] = {"lr": LR, "betas": (BETA1, BETA2), "eps": EPS, "weight_decay": WEIGHT_DECAY}
     optimizer = torch.optim.AdamW(state.parameters, **options)
     loss_of = compile_with(lambda x, y: F.cross_entropy(mlp(state.parameters, x), y))
@@ -91,33 +91,33 @@ def optimised(state: State, compile_with: Callable[[Any], Any]) -> Step:
 
 
 def functional(state: State, compile_with: Callable[[Any], Any]) -> Step:
-    """The step that is one function, through `compile_with`."""
+    """Return the step that is one function, through `compile_with`."""
     step = compile_with(whole_step)
     return lambda x, y: step(state, x, y)
 
 
 def same(fn: Any) -> Any:
-    """Not compiled."""
+    """Return the function uncompiled."""
     return fn
 
 
 def through(backend: str, fullgraph: bool = False) -> Callable[[Any], Any]:
-    """The peer."""
+    """Return a compiler of the peer, torch.compile."""
     return lambda fn: torch.compile(fn, backend=backend, fullgraph=fullgraph)
 
 
 def switchgear(fn: Any) -> Any:
-    """The candidate."""
+    """Compile with Switchgear, the candidate."""
     return sg.jit(fn, executors=["torch"])
 
 
 def candidates(start: State) -> dict[str, tuple[State, Step]]:
-    """Each with a copy of the state that it trains."""
+    """Return the candidates, each with its own copy of the trained state."""
     makers: dict[str, Callable[[State], Step]] = {
         "eager, torch.optim": lambda state: optimised(state, same),
         "eager, same function": lambda state: functional(state, same),
     }
-    has_compiler = shutil.which(os.environ.get("CXX", "g++"))  # what torch.compile's default backend needs on a CPU
+    has_compiler = shutil.which(os.environ.get("CXX", "g++"))  # torch.compile's default backend needs one on a CPU
     for backend in ("aot_eager", "inductor") if has_compiler else ("aot_eager",):
         makers[f"torch.compile {backend}, torch.optim"] = functools.partial(optimised, compile_with=through(backend))
         if hasattr(torch._dynamo.config, WHOLE_STEP_OPTION):
@@ -133,9 +133,10 @@ def candidates(start: State) -> dict[str, tuple[State, Step]]:
 
 
 def check(found: dict[str, tuple[State, Step]]) -> dict[str, float]:
-    """Train with every candidate: Switchgear is the same function to the bit, the others round in other places.
+    """Train with every candidate: Switchgear is bit-identical to the same function, the others round in other places.
 
-    Returns by how much the parameters of each differ from those of the uncompiled function.
+    Returns:
+        The distance of each candidate's parameters from those of the uncompiled function.
     """
     for _, step in found.values():
         generator = torch.Generator().manual_seed(0)
@@ -164,7 +165,7 @@ def run(rounds: int) -> Result:
 
 
 def whole_steps_allowed() -> contextlib.AbstractContextManager[None]:
-    """torch.compile takes `torch.autograd.grad`, where it can."""
+    """Return a context in which torch.compile accepts `torch.autograd.grad`, if this version can."""
     if not hasattr(torch._dynamo.config, WHOLE_STEP_OPTION):
         return contextlib.nullcontext()
     allowed: contextlib.AbstractContextManager[None] = torch._dynamo.config.patch(WHOLE_STEP_OPTION, True)
@@ -172,5 +173,5 @@ def whole_steps_allowed() -> contextlib.AbstractContextManager[None]:
 
 
 def timed(step: Step, x: Tensor, y: Tensor) -> Callable[[], float]:
-    """A measurement of one candidate, on one batch."""
+    """Return a function that measures one candidate, on one batch."""
     return lambda: per_call(lambda: step(x, y), calls=CALLS)

@@ -23,9 +23,9 @@ from benchmarks.measure import verdict
 from benchmarks.workloads import WORKLOADS, Mode, Task
 from switchgear.disk_cache import CACHE_VARIABLE
 
-#: Seconds of steps that each contestant has.
+#: Seconds of steps for each contestant.
 SECONDS, QUICK_SECONDS = 45.0, 3.0
-#: At no time is the default to have done fewer steps than this part of eager's, from so many seconds on.
+#: The least part of eager's steps that the default must have done at any time, and the seconds without this rule.
 BEHIND, GRACE = 0.9, 2.0
 #: Batch and length of the calls of `bert`, in turn.
 SHAPES = ((4, 64), (4, 96), (2, 128), (8, 32), (6, 48))
@@ -40,18 +40,18 @@ COMPILERS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """When each step of a contestant ended, in seconds since its first call began."""
+    """The end of each step of a contestant, in seconds since its first call began."""
 
     workload: str
     contestant: str
     ends: tuple[float, ...]
 
     def steps(self, seconds: float) -> int:
-        """The steps that had ended by then."""
+        """Return the number of steps that had ended by then."""
         return bisect_right(self.ends, seconds)
 
     def rate(self) -> float:
-        """Steps a second over the last fifth of the time."""
+        """Return the steps per second over the last fifth of the time."""
         last = self.ends[-1]
         count = len(self.ends) - self.steps(0.8 * last)
         return count / (last - self.ends[-count - 1]) if count < len(self.ends) else 0.0
@@ -59,29 +59,29 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The curves of every workload, those of one beside each other."""
+    """The curves of every workload, the curves of one workload next to each other."""
 
     curves: list[Curve]
     seconds: float
 
     @property
     def workloads(self) -> list[str]:
-        """Their names."""
+        """The names of the workloads."""
         return list(dict.fromkeys(curve.workload for curve in self.curves))
 
     def of(self, workload: str) -> dict[str, Curve]:
-        """A workload's curves by contestant."""
+        """Return a workload's curves by contestant."""
         return {curve.contestant: curve for curve in self.curves if curve.workload == workload}
 
     def least(self, workload: str, peer: str) -> tuple[float, float]:
-        """The least part of a peer's steps that the default had done at any time, and when."""
+        """Return the least part of a peer's steps that the default had done at any time, and that time."""
         curves = self.of(workload)
         times = [time for time in curves[peer].ends if time >= GRACE]
         parts = [(curves["default"].steps(each) / curves[peer].steps(each), each) for each in times]
         return min(parts, default=(1.0, 0.0))
 
     def least_behind_the_first(self, workload: str) -> tuple[float, float]:
-        """The least part of eager's steps that the default had done since its first call ended, and so long after."""
+        """Return the least ratio of the default's steps after its first call to eager's in equal time, and the time."""
         curves = self.of(workload)
         first = curves["default"].ends[0]
         times = [time for time in curves["eager"].ends if GRACE <= time <= curves["default"].ends[-1] - first]
@@ -115,7 +115,7 @@ class Result:
 
 
 def bert(quick: bool) -> Callable[[Any], Callable[[], None]]:
-    """Training a BERT on batches of five shapes in turn."""
+    """Return a training of BERT on batches of five shapes in turn."""
     config = transformers.BertConfig(
         vocab_size=1000,
         hidden_size=32 if quick else 256,
@@ -143,7 +143,7 @@ def bert(quick: bool) -> Callable[[Any], Callable[[], None]]:
 
 
 def of_task(task: Task) -> Callable[[Any], Callable[[], None]]:
-    """Training of a workload of `throughput`."""
+    """Return the training of a workload of `throughput`."""
 
     def prepared(compiler: Callable[[Any], Any]) -> Callable[[], None]:
         function = compiler(task.function)
@@ -168,7 +168,7 @@ NAMES = ("gpt2", "llama", "resnet", "mlp", "bert")
 
 
 def ends_of(name: str, contestant: str, seconds: float, quick: bool) -> list[float]:
-    """The ends of the steps of a contestant, in this process."""
+    """Return the ends of the steps of a contestant, in this process."""
     prepare = _built(name, quick)
     start = time.perf_counter()
     step = prepare(COMPILERS[contestant])
@@ -180,7 +180,7 @@ def ends_of(name: str, contestant: str, seconds: float, quick: bool) -> list[flo
 
 
 def run(rounds: int, workloads: Sequence[str] = (), contestants: Sequence[str] = (), quick: bool = False) -> Result:
-    """Measure each contestant of each workload once, in a process of its own with caches of its own."""
+    """Measure each contestant of each workload once, in a separate process with caches of its own."""
     seconds = QUICK_SECONDS if quick else SECONDS
     curves = []
     for name in chosen(workloads):
@@ -192,7 +192,7 @@ def run(rounds: int, workloads: Sequence[str] = (), contestants: Sequence[str] =
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The workloads of these names, all without any. Raises `ValueError` for another name."""
+    """Return the workloads of these names; without names, all. Raises `ValueError` for another name."""
     if unknown := set(names) - set(NAMES):
         raise ValueError(f"no such workload: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     return [name for name in NAMES if not names or name in names]

@@ -1,6 +1,6 @@
-"""What is run: models and functions of different shapes, each as inference and as training.
+"""Workloads: models and functions of different shapes, each as inference and as training.
 
-A workload is built anew for every contestant, from the same seed: the same values, in tensors of its own.
+A workload is built separately for every contestant, from the same seed: the same values, in tensors of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Function = Callable[..., Tensor]
 
 
 class Mode(enum.StrEnum):
-    """What one call of a workload does."""
+    """The kind of one call of a workload."""
 
     INFERENCE = "inference"  # under no_grad
     FORWARD = "forward"  # a forward that could be differentiated, and is not
@@ -35,9 +35,9 @@ class Mode(enum.StrEnum):
 class Task:
     """A workload with its tensors.
 
-    learned: the tensors that get gradients, or are updated. ordinary: how it is written where nobody compiles it, if
-    that is not `function` itself. tolerance: how far results may be from eager's, relative to the greatest element of
-    each tensor, where they need not be equal.
+    learned: the tensors that get gradients, or are updated. ordinary: the task as written for eager mode, if different
+    from `function`. tolerance: the largest distance of results from eager's, relative to the greatest element of each
+    tensor, for contestants whose results need not be equal.
     """
 
     mode: Mode
@@ -48,14 +48,14 @@ class Task:
     tolerance: float = 1e-3
 
     def forward(self, function: Function) -> Tensor:
-        """The call alone, without a backward."""
+        """Run the call alone, without a backward."""
         if self.mode is Mode.INFERENCE:
             with torch.no_grad():
                 return function(*self.arguments)
         return function(*self.arguments)
 
     def run(self, function: Function) -> Tensor:
-        """The whole of it."""
+        """Run the whole task."""
         result = self.forward(function)
         if self.mode is Mode.TRAINING:
             for tensor in self.learned:
@@ -64,7 +64,7 @@ class Task:
         return result
 
     def results(self, returned: Tensor) -> list[Tensor]:
-        """Copies of everything that one run computes."""
+        """Return copies of everything that one run computes."""
         found = [returned]
         if self.mode is Mode.TRAINING:
             found += [tensor.grad for tensor in self.learned if tensor.grad is not None]
@@ -73,7 +73,7 @@ class Task:
         return [tensor.detach().clone() for tensor in found]
 
 
-#: Takes a mode, and whether to be tiny.
+#: Builds a task from a mode and whether sizes are tiny.
 Build = Callable[[Mode, bool], Task]
 
 
@@ -86,13 +86,13 @@ class Workload:
     build: Build
 
     def task(self, quick: bool) -> Task:
-        """It, with fresh tensors, the same each time."""
+        """Return the task with fresh tensors, equal each time."""
         torch.manual_seed(0)
         return self.build(self.mode, quick)
 
 
 class Loss(nn.Module):
-    """A model with the function that makes a number of its output, so that both are compiled."""
+    """A model with a loss of its output, so that both are compiled."""
 
     def __init__(self, model: nn.Module, loss: Function) -> None:
         super().__init__()
@@ -100,24 +100,24 @@ class Loss(nn.Module):
         self.loss = loss
 
     def forward(self, x: Tensor, *target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return self.loss(self.model(x), *target)
 
 
 def of_model(mode: Mode, model: nn.Module, loss: Function, *arguments: Tensor) -> Task:
-    """Inference of a model, or its training with a loss of its output and of the arguments after the first."""
+    """Return inference of a model, or its training with a loss of the output and of the arguments after the first."""
     if mode is Mode.INFERENCE:
         return Task(mode, model.eval(), arguments[:1])
     return Task(mode, Loss(model.train(), loss), arguments, tuple(model.parameters()))
 
 
 def mean_square(x: Tensor) -> Tensor:
-    """A loss that needs no target."""
+    """Return a loss that needs no target."""
     return x.square().mean()
 
 
 def chain(mode: Mode, quick: bool) -> Task:
-    """Pointwise operators and a layer norm, over 4M elements."""
+    """Build a chain of pointwise operators and a layer norm, over 4M elements."""
     rows, width = (8, 16) if quick else (4096, 1024)
     x, residual = torch.randn(rows, width), torch.randn(rows, width)
     weight, bias = torch.rand(width) + 0.5, torch.randn(width)
@@ -134,7 +134,7 @@ def chain(mode: Mode, quick: bool) -> Task:
 
 
 def cross_entropy(mode: Mode, quick: bool) -> Task:
-    """Softmax cross entropy over a vocabulary of 32000."""
+    """Build a softmax cross entropy over a vocabulary of 32000."""
     rows, classes = (8, 16) if quick else (2048, 32000)
     logits, target = torch.randn(rows, classes), torch.randint(0, classes, (rows,))
     if mode is Mode.INFERENCE:
@@ -143,7 +143,7 @@ def cross_entropy(mode: Mode, quick: bool) -> Task:
 
 
 def mlp(mode: Mode, quick: bool) -> Task:
-    """Three linear layers of 64 with relu, batch 32; a step updates them by AdamW."""
+    """Build three linear layers of 64 with relu, batch 32; a step updates the layers by AdamW."""
     width, batch = (8, 4) if quick else (64, 32)
     x, target = torch.randn(batch, width), torch.randint(0, width, (batch,))
     linear = functools.partial(nn.Linear, width, width)
@@ -160,7 +160,7 @@ def mlp(mode: Mode, quick: bool) -> Task:
 
 
 def mlp_step(state: State, x: Tensor, target: Tensor) -> Tensor:
-    """One training step as one function; the loss before it."""
+    """Run one training step as one function; return the loss before the step."""
     pairs = list(zip(state.parameters[::2], state.parameters[1::2], strict=True))
     for weight, bias in pairs[:-1]:
         x = F.relu(F.linear(x, weight, bias))
@@ -174,7 +174,7 @@ def mlp_step(state: State, x: Tensor, target: Tensor) -> Tensor:
 def ordinary_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, state: State, x: Tensor, target: Tensor
 ) -> Tensor:
-    """The same step with the backward and the optimizer of PyTorch."""
+    """Run the step with the backward and the optimizer of PyTorch."""
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x), target)
     loss.backward()
@@ -183,21 +183,21 @@ def ordinary_step(
 
 
 class Logits(nn.Module):
-    """A causal language model of transformers that gives its logits, or with labels its loss."""
+    """A causal language model of transformers that returns its logits, or with labels its loss."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, ids: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Logits or loss."""
+        """Return logits or loss."""
         found = self.model(input_ids=ids, labels=labels)
         result: Tensor = found.logits if labels is None else found.loss
         return result
 
 
 def gpt2(mode: Mode, quick: bool) -> Task:
-    """GPT-2, 6 layers, 384 wide, 65 characters, T=256, B=4; no dropout, so that every contestant computes the same."""
+    """Build GPT-2, 6 layers, 384 wide, 65 characters, T=256, B=4; no dropout, for equal results."""
     layers, width, length, batch = (2, 24, 8, 2) if quick else (6, 384, 256, 4)
     config = transformers.GPT2Config(
         n_layer=layers,
@@ -220,20 +220,20 @@ def gpt2(mode: Mode, quick: bool) -> Task:
 
 
 class Hidden(nn.Module):
-    """A model of transformers that takes embeddings, and gives its last hidden state."""
+    """A model of transformers that takes embeddings, and returns its last hidden state."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, embedded: Tensor) -> Tensor:
-        """The last hidden state."""
+        """Return the last hidden state."""
         found: Tensor = self.model(inputs_embeds=embedded).last_hidden_state
         return found
 
 
 def llama(mode: Mode, quick: bool) -> Task:
-    """Llama's blocks (RMSNorm, RoPE, SwiGLU, SDPA), 4 layers, 512 wide, T=512."""
+    """Build Llama's blocks (RMSNorm, RoPE, SwiGLU, SDPA), 4 layers, 512 wide, T=512."""
     layers, width, length = (1, 32, 8) if quick else (4, 512, 512)
     config = transformers.LlamaConfig(
         num_hidden_layers=layers,
@@ -246,8 +246,8 @@ def llama(mode: Mode, quick: bool) -> Task:
         use_cache=False,
     )
     model = transformers.LlamaModel(config)
-    model.embed_tokens = nn.Identity()  # embeddings come in: every parameter that is left gets a gradient
-    # the mean square of what an RMSNorm gives is a constant: its gradients are noise
+    model.embed_tokens = nn.Identity()  # embeddings are the input: every remaining parameter gets a gradient
+    # the mean square of an RMSNorm's output is a constant, whose gradients are noise
     x, target = torch.randn(1, length, width), torch.randn(1, length, width)
     return of_model(mode, Hidden(model), F.mse_loss, x, target)
 
@@ -269,35 +269,35 @@ class Bottleneck(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block."""
+        """Run the block."""
         return F.relu(x + self.layers(x))
 
 
 def resnet(mode: Mode, quick: bool) -> Task:
-    """Two blocks of ResNet-50's first stage: 256 channels of 56 x 56, 64 inside, batch 4."""
+    """Build two blocks of ResNet-50's first stage: 256 channels of 56 x 56, 64 inside, batch 4."""
     channels, inner, size, batch = (8, 4, 6, 2) if quick else (256, 64, 56, 4)
     model = nn.Sequential(Bottleneck(channels, inner), Bottleneck(channels, inner))
     task = of_model(mode, model, mean_square, torch.randn(batch, channels, size, size))
-    # one relu of the millions whose argument is within rounding of 0 moves gradients by half a percent, passed or not
+    # among millions of relu arguments, one within rounding of 0 may pass or not, and moves gradients by half a percent
     return replace(task, tolerance=2e-2)
 
 
 class Sum(nn.Module):
-    """Adds its parameters up, so that fetching and guarding them is most of the work."""
+    """A module that adds its parameters up, so that fetching and guarding parameters is most of the work."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
         self.terms = nn.ParameterList([nn.Parameter(torch.randn(16)) for _ in range(count)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum."""
+        """Return the sum."""
         for term in self.terms:
             x = x + term
         return x
 
 
 def parameters(count: int, mode: Mode, quick: bool) -> Task:
-    """A module with many small parameters."""
+    """Build a module with many small parameters."""
     return of_model(mode, Sum(min(count, 16) if quick else count), mean_square, torch.randn(16))
 
 

@@ -1,19 +1,19 @@
-"""How the examples compare what they trained with eager's."""
+"""Comparison of trained losses and parameters with eager's, for all examples."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-#: To autograd a jitted function is one node, which gives the terms of a gradient as one sum. Eager adds each to what
-#: comes from elsewhere, in another order, so the last bits differ.
+#: A jitted function is one autograd node, which gives the terms of a gradient as one sum. Eager adds each term to
+#: gradients from elsewhere, in another order, so the last bits differ.
 SUMMED_OTHERWISE = frozenset({"around"})
-#: How far an entry may then be off, beside the largest one of its tensor.
+#: The largest error of an entry in these cases, relative to the largest entry of its tensor.
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
 def report(trained: dict[str, tuple[list[Tensor], list[Tensor]]]) -> int:
-    """Print the losses side by side, and how each compares with the first; 0 if all are as equal as they should be."""
+    """Print the losses side by side, and compare each column with the first; return 0 if all match as expected."""
     print(f"{'step':>4}" + "".join(f"{name:>14}" for name in trained))
     for step, row in enumerate(zip(*(losses for losses, _ in trained.values()), strict=True)):
         print(f"{step:>4}" + "".join(f"{loss:14.8f}" for loss in row))
@@ -33,5 +33,5 @@ def report(trained: dict[str, tuple[list[Tensor], list[Tensor]]]) -> int:
 
 
 def is_close(one: Tensor, other: Tensor) -> bool:
-    """Whether no entry is further off than rounding explains, beside the largest."""
+    """Check whether every error is within rounding, relative to the largest entry."""
     return bool((one - other).abs().max() <= TOLERANCE[other.dtype] * other.abs().max())

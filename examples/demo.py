@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# No model is downloaded: the configurations below are made here, and so are the weights.
+# No model is downloaded: configurations and weights are created here.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
@@ -30,7 +30,7 @@ VOCABULARY, LENGTH, BATCH = 100, 16, 4
 
 
 def gpt2() -> torch.nn.Module:
-    """A GPT-2 of two layers, dropout on."""
+    """Build a GPT-2 of two layers, dropout on."""
     config = transformers.GPT2Config(
         n_layer=2,
         n_head=2,
@@ -46,7 +46,7 @@ def gpt2() -> torch.nn.Module:
 
 
 def llama() -> torch.nn.Module:
-    """A Llama of two layers, with grouped-query attention."""
+    """Build a Llama of two layers, with grouped-query attention."""
     config = transformers.LlamaConfig(
         num_hidden_layers=2,
         num_attention_heads=4,
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line's options."""
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8, help="training steps of each model (default: %(default)s)")
     parser.add_argument(
@@ -179,7 +179,7 @@ def show_plugin() -> None:
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor, seed: int) -> torch.Tensor:
-    """One training step; its loss."""
+    """Run one training step; return its loss."""
     torch.manual_seed(seed)
     optimizer.zero_grad()
     loss: torch.Tensor = model(input_ids=ids, labels=ids).loss
@@ -189,7 +189,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Te
 
 
 def show_choices(name: str, compiled: Any) -> None:
-    """Who took which operator, and whose rule differentiates it."""
+    """Print the executor of each operator, and the owner of each grad rule."""
     for kind, title in (("execution", "who runs which operator"), ("gradient", "whose rule differentiates it")):
         counts = Counter((choice.symbol, choice.owner) for choice in sg.last_choices(compiled) if choice.kind == kind)
         owners = Counter(owner for _, owner in counts.elements())
@@ -199,7 +199,7 @@ def show_choices(name: str, compiled: Any) -> None:
 
 
 def show_block(executors: Any) -> None:
-    """The traces of one GPT-2 block, forward and backward, as they are executed."""
+    """Print the executed traces of one GPT-2 block, forward and backward."""
     torch.manual_seed(0)
     model: Any = gpt2().train()
     block = sg.jit(model.transformer.h[0], executors=executors)

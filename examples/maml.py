@@ -1,11 +1,11 @@
 """MAML: meta-learn the start of a small regressor by differentiating through its inner update.
 
 Each task is a sine of some amplitude and phase. The inner step adapts the parameters to a task by one step of gradient
-descent; the outer loss is the adapted parameters', so its gradient holds second derivatives. Trains three copies of one
-start and prints the outer losses side by side: in eager PyTorch; with the task's loss jitted and
-`torch.autograd.grad(..., create_graph=True)` around it; with `sg.grad` for the inner step inside `sg.value_and_grad`
-for the outer one. Ends with status 1 if a loss or a trained parameter is not eager's: to the bit nested, up to rounding
-around.
+descent. The outer loss is a function of the adapted parameters, so its gradient holds second derivatives. Trains three
+copies of one start and prints the outer losses side by side: in eager PyTorch; with the task's loss jitted and
+`torch.autograd.grad(..., create_graph=True)` around the jitted loss; with `sg.grad` for the inner step inside
+`sg.value_and_grad` for the outer one. Ends with status 1 if a loss or a trained parameter is not eager's:
+bit-identical nested, up to rounding around.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from examples.comparison import report
 
 Parameters = list[Tensor]
 Task = tuple[Tensor, Tensor, Tensor, Tensor]
-#: From parameters and tasks to the outer loss and its gradients.
+#: Maps parameters and tasks to the outer loss and its gradients.
 Outer = Callable[[Parameters, list[Task]], tuple[Tensor, Sequence[Tensor]]]
 WIDTH, TASKS, SHOTS = 16, 4, 10
 INNER_RATE, OUTER_RATE = 0.05, 0.02
 
 
 def start() -> Parameters:
-    """The parameters of a regressor with two hidden layers."""
+    """Return the parameters of a regressor with two hidden layers."""
     sizes = (1, WIDTH, WIDTH, 1)
     layers = [(torch.randn(out, into) / into**0.5, torch.zeros(out)) for into, out in itertools.pairwise(sizes)]
     return [tensor for layer in layers for tensor in layer]
 
 
 def tasks() -> list[Task]:
-    """Some sines, each with points to adapt to and points to be judged by."""
+    """Return some sines, each with points for adaptation and points for the outer loss."""
     found = []
     for amplitude, phase in torch.rand(TASKS, 2).tolist():
         x, other = 6 * torch.rand(2, SHOTS, 1) - 3
@@ -47,19 +47,19 @@ def tasks() -> list[Task]:
 
 
 def loss(parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
-    """The regressor's error on some points."""
+    """Return the regressor's error on some points."""
     w1, b1, w2, b2, w3, b3 = parameters
     hidden = torch.tanh(F.linear(torch.tanh(F.linear(x, w1, b1)), w2, b2))
     return F.mse_loss(F.linear(hidden, w3, b3), y)
 
 
 def descend(parameters: Parameters, gradients: Sequence[Tensor]) -> Parameters:
-    """One step of gradient descent, out of place: what comes out is a function of what goes in."""
+    """Take one step of gradient descent, out of place: the result is a differentiable function of the arguments."""
     return [parameter - INNER_RATE * gradient for parameter, gradient in zip(parameters, gradients, strict=True)]
 
 
 def by_autograd(task_loss: Callable[[Parameters, Tensor, Tensor], Tensor]) -> Outer:
-    """Both derivatives by PyTorch's autograd, the inner one differentiable."""
+    """Return both derivatives by PyTorch's autograd, the inner one differentiable."""
 
     def outer(parameters: Parameters, tasks: list[Task]) -> tuple[Tensor, Sequence[Tensor]]:
         parameters = [parameter.detach().requires_grad_() for parameter in parameters]
@@ -74,17 +74,17 @@ def by_autograd(task_loss: Callable[[Parameters, Tensor, Tensor], Tensor]) -> Ou
 
 
 def eager() -> Outer:
-    """The reference."""
+    """Return the reference."""
     return by_autograd(loss)
 
 
 def around() -> Outer:
-    """The loss of a task is jitted, and is differentiated from outside."""
+    """Jit the loss of a task, and differentiate outside."""
     return by_autograd(sg.jit(loss, executors=["torch"]))
 
 
 def nested() -> Outer:
-    """One trace holds the inner steps of all tasks, the outer loss and its gradients."""
+    """Return one trace of the inner steps of all tasks, the outer loss and its gradients."""
     inner = sg.grad(loss, executors=["torch"])
 
     def outer_loss(parameters: Parameters, tasks: list[Task]) -> Tensor:
@@ -99,7 +99,7 @@ WAYS: dict[str, Callable[[], Outer]] = {"eager": eager, "around": around, "neste
 
 
 def train(way: Callable[[], Outer], parameters: Parameters, steps: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Move the start by gradient descent on the outer loss; the loss of every step, and the start that was found."""
+    """Move the start by gradient descent on the outer loss; return the loss of every step, and the final start."""
     parameters = [parameter.clone() for parameter in parameters]
     outer = way()
     torch.manual_seed(0)
@@ -113,7 +113,7 @@ def train(way: Callable[[], Outer], parameters: Parameters, steps: int) -> tuple
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train in every way; 0 when everything is as equal to eager as it should be."""
+    """Train in every way; return 0 if all results are as equal to eager's as expected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20, help="outer steps (default: %(default)s)")
     steps = parser.parse_args(arguments).steps

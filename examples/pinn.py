@@ -1,8 +1,8 @@
-"""A physics-informed network: it solves u'' = -π² sin(πx), u(0) = u(1) = 0, by the second derivative of the network.
+"""A physics-informed network: solve u'' = -π² sin(πx), u(0) = u(1) = 0, by the second derivative of the network.
 
 Trains three copies of one network and prints their losses side by side: in eager PyTorch; with the network jitted and
-`torch.autograd.grad(..., create_graph=True)` around it; with the whole loss jitted, both derivatives inside. Ends with
-status 1 if a loss or a trained parameter is not eager's: to the bit inside, up to rounding around.
+`torch.autograd.grad(..., create_graph=True)` outside; with the whole loss jitted, both derivatives inside. Ends with
+status 1 if a loss or a trained parameter is not eager's: bit-identical inside, up to rounding around.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Loss = Callable[[Tensor], Tensor]
 
 
 def network() -> nn.Module:
-    """u(x), smooth enough to be differentiated twice."""
+    """Build u(x), smooth enough to be differentiated twice."""
     return nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
 
 
 def physics(net: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """How far the network is from solving the equation at the points `x`, and from its values at the ends."""
+    """Return the network's error in the equation at the points `x`, and in its values at the ends."""
     u = net(x)
     (du,) = torch.autograd.grad(u.sum(), x, create_graph=True)
     (ddu,) = torch.autograd.grad(du.sum(), x, create_graph=True)
@@ -36,18 +36,18 @@ def physics(net: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def eager(net: nn.Module) -> Loss:
-    """The reference."""
+    """Return the reference."""
     return lambda x: physics(net, x)
 
 
 def around(net: nn.Module) -> Loss:
-    """The network is jitted, and is differentiated from outside."""
+    """Jit the network, and differentiate outside."""
     jitted = sg.jit(net, executors=["torch"])
     return lambda x: physics(jitted, x)
 
 
 def inside(net: nn.Module) -> Loss:
-    """One trace holds the network and its two derivatives; its backward is the third."""
+    """Return one trace of the network and its two derivatives; its backward is the third."""
     loss: Loss = sg.jit(lambda x: physics(net, x), executors=["torch"])
     return loss
 
@@ -56,7 +56,7 @@ WAYS: dict[str, Callable[[nn.Module], Loss]] = {"eager": eager, "around": around
 
 
 def train(way: Callable[[nn.Module], Loss], net: nn.Module, steps: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Train a copy of the network on random points; the loss of every step, and the trained parameters."""
+    """Train a copy of the network on random points; return the loss of every step, and the trained parameters."""
     net = copy.deepcopy(net)
     loss_at = way(net)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
@@ -72,7 +72,7 @@ def train(way: Callable[[nn.Module], Loss], net: nn.Module, steps: int) -> tuple
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train in every way; 0 when everything is as equal to eager as it should be."""
+    """Train in every way; return 0 if all results are as equal to eager's as expected."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20, help="training steps (default: %(default)s)")
     steps = parser.parse_args(arguments).steps

@@ -1,7 +1,8 @@
 """A whole training step in one trace: forward, `torch.autograd.grad`, AdamW's update of parameters and moments.
 
-Trains two copies of one MLP with the same function, once as it is and once jitted, and prints the losses side by side.
-Ends with status 1 if a loss, a trained parameter or a moment is not bit-equal to eager's. `--trace` prints the trace.
+Trains two copies of one MLP with the same function, once in eager and once jitted, and prints the losses side by side.
+Ends with status 1 if a loss, a trained parameter or a moment is not bit-identical to eager's. `--trace` prints the
+trace.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class State:
     steps: list[Tensor]
 
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """Return all tensors of the state."""
         return [*self.parameters, *self.exp_avgs, *self.exp_avg_sqs, *self.steps]
 
 
@@ -42,7 +43,7 @@ Step = Callable[[State, Tensor, Tensor], Tensor]
 
 
 def initial(width: int = 32, hidden: int = 2) -> State:
-    """A fresh MLP, and AdamW's state before its first step."""
+    """Return a fresh MLP, and AdamW's state before its first step."""
     sizes = [INPUTS, *[width] * hidden, CLASSES]
     modules = [torch.nn.Linear(into, out) for into, out in itertools.pairwise(sizes)]
     parameters: list[Tensor] = [parameter for module in modules for parameter in module.parameters()]
@@ -51,7 +52,7 @@ def initial(width: int = 32, hidden: int = 2) -> State:
 
 
 def mlp(parameters: list[Tensor], x: Tensor) -> Tensor:
-    """The MLP."""
+    """Run the MLP."""
     pairs = list(zip(parameters[::2], parameters[1::2], strict=True))
     for weight, bias in pairs[:-1]:
         x = F.gelu(F.linear(x, weight, bias))
@@ -59,7 +60,7 @@ def mlp(parameters: list[Tensor], x: Tensor) -> Tensor:
 
 
 def adamw(state: State, gradients: Sequence[Tensor]) -> None:
-    """`torch.optim.adamw.adamw` for step counts that stay tensors, as with its `capturable=True`."""
+    """Update like `torch.optim.adamw.adamw` for step counts that stay tensors, as with its `capturable=True`."""
     each = zip(state.parameters, gradients, state.exp_avgs, state.exp_avg_sqs, state.steps, strict=True)
     for parameter, gradient, exp_avg, exp_avg_sq, step in each:
         step += 1
@@ -73,7 +74,7 @@ def adamw(state: State, gradients: Sequence[Tensor]) -> None:
 
 
 def whole_step(state: State, x: Tensor, y: Tensor) -> Tensor:
-    """One training step; the loss before it."""
+    """Run one training step; return the loss before the step."""
     loss = F.cross_entropy(mlp(state.parameters, x), y)
     gradients = torch.autograd.grad(loss, state.parameters)
     with torch.no_grad():
@@ -82,13 +83,13 @@ def whole_step(state: State, x: Tensor, y: Tensor) -> Tensor:
 
 
 def batch(generator: torch.Generator, size: int = 32) -> tuple[Tensor, Tensor]:
-    """Random points, to be told apart by their largest of a few coordinates."""
+    """Return random points, whose class is the largest of a few coordinates."""
     x = torch.randn(size, INPUTS, generator=generator)
     return x, x[:, :CLASSES].argmax(1)
 
 
 def train(step: Step, state: State, steps: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Take the steps on a copy of the state; the loss of every step, and the tensors of the state at the end."""
+    """Take the steps on a copy of the state; return the loss of every step, and the tensors of the state at the end."""
     state = copy.deepcopy(state)
     generator = torch.Generator().manual_seed(0)
     losses = [step(state, *batch(generator)) for _ in range(steps)]
@@ -96,7 +97,7 @@ def train(step: Step, state: State, steps: int) -> tuple[list[Tensor], list[Tens
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train in both ways; 0 when everything is bit-equal to eager."""
+    """Train in both ways; return 0 if all results are bit-identical to eager's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20, help="training steps (default: %(default)s)")
     parser.add_argument("--trace", action="store_true", help="print the trace of the step")

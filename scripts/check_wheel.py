@@ -1,6 +1,6 @@
-"""Build all distributions, install them from their folder into a clean environment, and require a clean plugin report.
+"""Build all distributions, install the wheels into a clean environment, and require a clean plugin report.
 
-`--wheels FOLDER` keeps what was built.
+`--wheels FOLDER` keeps the distributions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 #: Projects by the folders of the repository, the core first.
 PROJECTS = ("core", ".", *sorted(f"plugins/{path.name}" for path in (ROOT / "plugins").iterdir() if path.is_dir()))
-#: Folders of the repository that a wheel holds, by the place in it.
+#: Folders of the repository in each wheel, by their place in the wheel.
 CONTENT = {
     "switchgear_core": {
         "switchgear": "core/switchgear",
@@ -33,7 +33,7 @@ CONTENT = {
     },
 }
 
-# Asks the installed package itself; the command line beside it must agree by its exit status.
+# Code that asks the installed package; the exit status of its command line must agree.
 PROBE = """
 import switchgear
 report = switchgear.plugin_report()
@@ -46,7 +46,7 @@ raise SystemExit(f"not clean: {bad}" if bad else 0 if "torch" in loaded else "th
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the check; 0 when everything is as it should be."""
+    """Run the check; return 0 if no fault shows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--torch", default="torch", help="requirement that is installed first")
     parser.add_argument("--torch-index", default="", help="index to try for it before pip's own")
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(wheels: Path) -> None:
-    """Build the source distribution of each project into a folder, and the wheel from that."""
+    """Build each project's source distribution into a folder, and the wheel from the source distribution."""
     for project in PROJECTS:
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(wheels), str(ROOT / project)]
         environment = os.environ | {"SWITCHGEAR_RELEASE": "1"}
@@ -78,7 +78,7 @@ def build(wheels: Path) -> None:
 
 
 def compare(wheels: Path, part: str) -> list[str]:
-    """Return what a wheel lacks of the folders that it is made of, and what it has beyond them."""
+    """Return the files that a wheel lacks compared with its folders, and the files that belong to none."""
     (wheel,) = wheels.glob(f"{part}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -93,7 +93,7 @@ def compare(wheels: Path, part: str) -> list[str]:
 
 
 def install(wheels: Path, env: Path, torch: str, index: str) -> Path:
-    """Return the Python of a new environment that holds the wheels of a folder and what they require, nothing else."""
+    """Return the Python of a new environment that holds only the wheels of a folder and their requirements."""
     venv.create(env, with_pip=True)
     python = env / "bin" / "python"
     try:
@@ -108,7 +108,7 @@ def install(wheels: Path, env: Path, torch: str, index: str) -> Path:
 
 
 def report(python: Path, folder: Path) -> int:
-    """Print the plugin report of the environment; 0 when it is clean."""
+    """Print the plugin report of the environment; return 0 if the report is clean."""
     print("plugins:", flush=True)
     environment = {name: value for name, value in os.environ.items() if name != "SWITCHGEAR_DISABLE"}
     for command in (["-c", PROBE], ["-m", "switchgear", "plugins"]):
@@ -118,7 +118,7 @@ def report(python: Path, folder: Path) -> int:
             "-W",
             "ignore:Failed to initialize NumPy",
             *command,
-        ]  # torch's own; NumPy is optional
+        ]  # torch's own warning; NumPy is optional
         status = subprocess.run(line, cwd=folder, env=environment, check=False).returncode
         if status:
             print(f"the plugin report is not clean: {' '.join(command[:2])} ended with {status}", file=sys.stderr)

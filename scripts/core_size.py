@@ -1,9 +1,9 @@
-"""How large the core is, by folder, beside its budget in `core/budget.toml`; exits with 1 where something is over it.
+"""Print the size of the core by folder, with the budget in `core/budget.toml`; exit with 1 if a limit is exceeded.
 
     python -m scripts.core_size
 
 Code lines hold code: no blank, comment or docstring. Tokens are Python's, without layout and comments. Complexity is
-cyclomatic, as ruff's C901 counts it.
+cyclomatic, as counted by ruff's C901.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LAYOUT = frozenset(
 
 @dataclass(slots=True)
 class Size:
-    """Sums over some files, and the worst of their classes."""
+    """Sums over some files, and the sizes of their classes."""
 
     lines: int = 0
     tokens: int = 0
@@ -48,7 +48,7 @@ class Size:
 
 
 def code_tokens(path: Path) -> list[tokenize.TokenInfo]:
-    """The tokens of a file but for layout, comments and docstrings."""
+    """Return the tokens of a file without layout, comments and docstrings."""
     text = path.read_text()
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
@@ -61,7 +61,7 @@ def code_tokens(path: Path) -> list[tokenize.TokenInfo]:
 
 
 def measure(paths: list[Path], root: Path = CORE) -> Size:
-    """The size of some files together."""
+    """Return the total size of some files."""
     size = Size()
     for path in paths:
         tokens = code_tokens(path)
@@ -76,7 +76,7 @@ def measure(paths: list[Path], root: Path = CORE) -> Size:
 
 
 def class_sizes(path: Path, name: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The number of methods and of attributes of each class in a file."""
+    """Yield the number of methods and of attributes of each class in a file."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.ClassDef):
             continue
@@ -98,7 +98,7 @@ def class_sizes(path: Path, name: str) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def complexities() -> dict[str, int]:
-    """The cyclomatic complexity of each function of the core, by file and name."""
+    """Return the cyclomatic complexity of each function of the core, by file and name."""
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "C901", "--output-format", "json"]
     options = ["--config", "lint.mccabe.max-complexity=0", "--exit-zero", str(CORE)]
     output = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
@@ -112,7 +112,7 @@ def complexities() -> dict[str, int]:
 
 
 def report() -> list[str]:
-    """Print the figures; what is over its budget comes back."""
+    """Print the figures; return a line for each exceeded limit."""
     budget = tomllib.loads(BUDGET.read_text())
     goal, limits, exceptions = budget["goal"], budget["limits"], budget["exceptions"]
     folders: dict[str, list[Path]] = defaultdict(list)
@@ -161,7 +161,7 @@ def report() -> list[str]:
 
 
 def main() -> int:
-    """Print the report and what is over its budget."""
+    """Print the report and the exceeded limits."""
     over = report()
     for line in over:
         print(f"OVER: {line}")

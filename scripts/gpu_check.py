@@ -1,11 +1,11 @@
-"""The tests and the benchmark that need a GPU, on a machine that reaches no package index.
+"""Run the tests and the benchmark that need a GPU, on a machine that reaches no package index.
 
-    python -m scripts.gpu_check pack FOLDER             # where there is a network: what the machine lacks, below 64 MiB
-    python3 -m scripts.gpu_check run FOLDER REPORT      # on the machine: unpack it, run all, write a report
+    python -m scripts.gpu_check pack FOLDER             # with a network: pack the missing files, below 64 MiB
+    python3 -m scripts.gpu_check run FOLDER REPORT      # on the machine: unpack, run all, write a report
 
-The machine needs Linux on x86_64, this checkout, and a Python 3.12 that has PyTorch 2.11.0 for CUDA 13.0, NumPy, SciPy,
-Transformers, pytest and Hypothesis. nvFuser's wheel goes without its headers and without its copies of the CUDA
-libraries that PyTorch brings in the same versions; links to those stand in their places.
+The machine needs Linux on x86_64, this checkout, and a Python 3.12 with these packages: PyTorch 2.11.0 for CUDA 13.0,
+NumPy, SciPy, Transformers, pytest and Hypothesis. nvFuser's wheel is packed without headers, and without copies of
+CUDA libraries that PyTorch brings in the same versions; links to PyTorch's libraries replace the copies.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ from xml.etree import ElementTree
 
 from scripts.make_nvfuser_env import NVFUSER, PROBE, PYTHON, ROOT, TORCH
 
-#: What may be in the folder, in bytes.
+#: The most bytes in the folder.
 LIMIT = 64 * 2**20
-#: The platforms whose wheels run there; pip takes each literally.
+#: The platforms whose wheels run on the machine; pip takes each literally.
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-#: cuBLASLt's epilogues that torch lacks; what the tests need besides; what builds Switchgear there, of the checkout.
+#: Wheels: cuBLASLt's epilogues that torch lacks; requirements of the tests; build tools for this checkout.
 WHEELS = (
     *("nvmath-python==1.0.0", "cuda-core==1.2.2", "cuda-pathfinder==1.9.0"),
     *("expecttest==0.3.0", "highspy==1.15.1", "pluggy==1.7.0"),
     *("hatchling==1.33.0", "pathspec==1.1.1", "trove-classifiers==2026.9.21.13"),
 )
-#: Of nvFuser's wheel: what only programs in C++ need, and what was packed by mistake.
+#: Parts of nvFuser's wheel that only programs in C++ need, or that were packed by mistake.
 UNUSED = ("nvfuser_common/include/", "nvfuser_common/share/", "tools/")
-#: A copy of a CUDA library, under the name that it gets in a wheel: PyTorch's own ends in CUDA's major version instead.
+#: A copy of a CUDA library, under its name in a wheel; the name of PyTorch's own ends in CUDA's major version.
 COPY = re.compile(r"[^/]+\.libs/(?P<stem>libnvrtc|libcudart|libcupti)-\w+\.so\.[.\d]+")
 CUDA_MAJOR = "13"
 BUNDLE, MANIFEST, LINKS = "nvfuser.tar.xz", "manifest.json", "nvfuser_links.json"
 #: Bytes between two lines of progress.
 STRIDE = 16 * 2**20
 
-#: What a machine has to have beside what is packed.
+#: Packages that the machine must have, next to the packed ones.
 NEEDED = ("torch", "numpy", "scipy", "transformers", "pytest", "hypothesis")
 
 
 class Failed(Exception):
-    """Why a command cannot be followed."""
+    """Error that ends a command; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One command of a run; the run ends where one that is `needed` fails."""
+    """One command of a run; a failed step ends the run if the step is `needed`."""
 
     name: str
     command: list[str]
@@ -70,7 +70,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a step: `passed`, `failed` or `not run`."""
+    """Result of a step: `passed`, `failed` or `not run`."""
 
     name: str
     command: str
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Follow the command line; 1 if it cannot be followed, or a step of a run failed."""
+    """Run the command line; return 1 if a command cannot be run, or a step of a run failed."""
     parser = argparse.ArgumentParser(
         prog="python -m scripts.gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     running.add_argument("--benchmark-args", default="", help="options of `python -m benchmarks gpu`, in one string")
     running.add_argument("--dry-run", action="store_true", help="list the commands, and run none")
     options = parser.parse_args(arguments)
-    for name in {"pack", "site", "report"} & set(vars(options)):  # the steps are run from the checkout
+    for name in {"pack", "site", "report"} & set(vars(options)):  # the steps run in the checkout
         setattr(options, name, getattr(options, name).resolve())
     try:
         if options.command == "pack":
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def pack(folder: Path) -> None:
-    """Fill the folder, and say how large everything is."""
+    """Fill the folder, and print all sizes."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in (*folder.glob("*.whl"), *(folder / name for name in (BUNDLE, MANIFEST))):
         old.unlink(missing_ok=True)
@@ -140,7 +140,7 @@ def pack(folder: Path) -> None:
 
 
 def download(folder: Path) -> None:
-    """The wheels, for the machine's Python and platform, whatever this one's are."""
+    """Download the wheels for the machine's Python and platform, whatever runs here."""
     target = ["--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp"]
     target += [part for platform in PLATFORMS for part in ("--platform", platform)]
     command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--pre", *target, "--dest", str(folder)]
@@ -150,7 +150,7 @@ def download(folder: Path) -> None:
 
 
 def trim(wheel: Path, bundle: Path) -> None:
-    """What is used of nvFuser's wheel, compressed, with the links that stand for the rest."""
+    """Compress the used parts of nvFuser's wheel, with links that replace the rest."""
     links: dict[str, str] = {}
     with (
         zipfile.ZipFile(wheel) as archive,
@@ -172,14 +172,14 @@ def trim(wheel: Path, bundle: Path) -> None:
 
 
 def add(bundled: tarfile.TarFile, name: str, size: int, contents: IO[bytes]) -> None:
-    """One file, with nothing of this machine's in its entry."""
+    """Add one file to the archive, without any detail of this machine."""
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = size, 0o755 if ".so" in name else 0o644
     bundled.addfile(entry, contents)
 
 
 class Progress:
-    """Says how much of all has been compressed, which takes a minute or two."""
+    """Reader that reports compression progress; compression takes a minute or two."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -187,12 +187,12 @@ class Progress:
         self.contents: IO[bytes]
 
     def through(self, contents: IO[bytes]) -> Any:
-        """The same file, counted."""
+        """Return a reader of the same file that counts bytes."""
         self.contents = contents
         return self
 
     def read(self, size: int = -1) -> bytes:
-        """Read on."""
+        """Read on, and report progress."""
         found = self.contents.read(size)
         before, self.done = self.done, self.done + len(found)
         if self.done // STRIDE > before // STRIDE:
@@ -204,7 +204,7 @@ class Progress:
 
 
 def describe() -> None:
-    """The GPU and the versions, as JSON, where everything is there."""
+    """Print GPU and versions as JSON; raise `Failed` if a package or the GPU is missing."""
     if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
         raise Failed(f"missing here, and not in the pack: {', '.join(missing)}")
     import torch  # noqa: PLC0415 - by this step alone: packing needs none
@@ -218,11 +218,11 @@ def describe() -> None:
 
 
 def unpack(folder: Path, site: Path) -> None:
-    """nvFuser into `site`, its links to the libraries of the PyTorch that this Python has."""
+    """Unpack nvFuser into `site`, with links to the libraries of this Python's PyTorch."""
     check(folder)
     site.mkdir(parents=True, exist_ok=True)
     with tarfile.open(folder / BUNDLE) as bundled:
-        # before Python 3.11.4 there is no filter
+        # before Python 3.11.4, tarfile has no filter
         bundled.extraction_filter = getattr(tarfile, "data_filter", None)
         bundled.extractall(site)
     libraries = torch_libraries()
@@ -236,7 +236,7 @@ def unpack(folder: Path, site: Path) -> None:
 
 
 def torch_libraries() -> Path:
-    """Where PyTorch's CUDA libraries are."""
+    """Return the folder of PyTorch's CUDA libraries."""
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:
         raise Failed(f"PyTorch is missing: nvFuser needs {TORCH}")
@@ -244,7 +244,7 @@ def torch_libraries() -> Path:
 
 
 def check(folder: Path) -> None:
-    """Everything that was packed is there as it was."""
+    """Raise `Failed` unless every packed file is present and unchanged."""
     if not (folder / MANIFEST).is_file():
         raise Failed(f"{folder} holds no {MANIFEST}: fill it where there is a network, by `pack`")
     for name, digest in json.loads((folder / MANIFEST).read_text()).items():
@@ -254,11 +254,11 @@ def check(folder: Path) -> None:
 
 
 def steps(options: argparse.Namespace) -> list[Step]:
-    """The commands of a run, in their order."""
+    """Return the commands of a run, in their order."""
     python = [sys.executable]
     install = [*python, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade", "--no-compile"]
     install += ["--no-cache-dir", "--disable-pip-version-check", "--target", str(options.site)]
-    # pytest-benchmark, where it is, warns that it measures nothing in parallel, which is an error here
+    # pytest-benchmark, if installed, warns in parallel runs because nothing is measured; warnings are errors here
     parallel = ["-p", "no:benchmark"]
     if importlib.util.find_spec("xdist"):
         parallel += ["-n", str(min(14, os.cpu_count() or 1))]
@@ -280,7 +280,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
     return [Step(name, commands[name], STEPS[name]) for name in STEPS if name in chosen]
 
 
-#: The steps of a run, and whether the later ones make no sense where one failed.
+#: The steps of a run, and whether a failure makes the later steps meaningless.
 STEPS = {
     "machine": True,
     "unpack": False,
@@ -294,7 +294,7 @@ STEPS = {
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the steps; the report is written anew after each, for the machine may be lent for less time than all take."""
+    """Run the steps; rewrite the report after each, because the machine may be lent for too short a time."""
     todo = steps(options)
     if options.dry_run:
         for step in todo:
@@ -315,10 +315,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def outcome(step: Step, options: argparse.Namespace, log: IO[str]) -> Outcome:
-    """Run one; what it says goes to the log, and on the screen as it comes."""
+    """Run one step; write its output to the log, and to the screen at once."""
     say(step.name)
     log.write(f"=== {step.name}: {shlex.join(step.command)}\n")
-    # the code is always the checkout's; its entry points are what was installed
+    # the code is always the checkout's; the entry points are the installed ones
     paths = [str(ROOT / "core"), str(ROOT / "executors"), str(options.site)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     environment.pop("LD_BIND_NOW", None)  # nvFuser has to be bound lazily
@@ -326,7 +326,7 @@ def outcome(step: Step, options: argparse.Namespace, log: IO[str]) -> Outcome:
     with subprocess.Popen(
         step.command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        assert process.stdout is not None  # it is a pipe
+        assert process.stdout is not None  # stdout is a pipe
         for line in process.stdout:
             said.append(line.rstrip("\n"))
             print(line, end="", flush=True)
@@ -341,7 +341,7 @@ def outcome(step: Step, options: argparse.Namespace, log: IO[str]) -> Outcome:
 
 
 def counted(path: Path) -> dict[str, int]:
-    """How many tests ended how, by pytest's own account."""
+    """Return the number of tests by outcome, from pytest's own report."""
     suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
     kinds = ("tests", "failures", "errors", "skipped")
     found = {kind: sum(int(suite.get(kind, 0)) for suite in suites) for kind in kinds}
@@ -350,7 +350,7 @@ def counted(path: Path) -> dict[str, int]:
 
 
 def write(report: Path, outcomes: Sequence[Outcome]) -> None:
-    """The report so far: for people, and for programs."""
+    """Write the report so far: as text, and as JSON."""
     by_name = {item.name: item for item in outcomes}
     machine = by_name.get("machine")
     described = [json.loads(line) for line in (machine.said if machine else ()) if line.startswith("{")]
@@ -372,7 +372,7 @@ def write(report: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def say(what: str) -> None:
-    """Progress."""
+    """Print progress."""
     print(f"gpu_check: {what}", file=sys.stderr, flush=True)
 
 

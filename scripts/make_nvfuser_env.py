@@ -1,7 +1,8 @@
 """Make an environment in which nvFuser translates: Python 3.12, PyTorch with CUDA, nvFuser, Switchgear and its tests.
 
-Neither a GPU nor a driver is needed for that; only running what was translated needs them. 2.7 GB are downloaded, and
-the environment takes 5 GB. One that is already made, for this checkout and these versions, is left as it is.
+Translation needs neither a GPU nor a driver; only running translated programs needs both. The script downloads
+2.7 GB, and the environment takes 5 GB. An environment that is up to date, for this checkout and these versions, is
+left unchanged.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 #: nvFuser's wheels are for Python 3.10 and 3.12, and Switchgear needs 3.11.
 PYTHON = "3.12"
-#: On Linux its default build is the one for CUDA 13.0, as nvFuser's has to be.
+#: The default build on Linux is for CUDA 13.0, as nvFuser requires.
 TORCH = "torch==2.11.0"
-#: Built for torch 2.10: its requirements are not asked for, since they name no torch and bring a second CUDA runtime.
-#: As `hatch_build.py` says.
+#: The requirement in `hatch_build.py`; nvFuser below is built for torch 2.10. nvFuser's own requirements are not
+#: installed, because the list names no torch and brings a second CUDA runtime.
 HIGHSPY = "highspy>=1.10,<1.16"
 NVFUSER = "nvfuser-cu130-torch210==0.2.36.dev20260301"
 
-#: Says whether nvFuser translates in the environment of the Python that runs it.
+#: A script that reports whether nvFuser translates in the environment of its Python.
 PROBE = ROOT / "scripts" / "probe_nvfuser.py"
 
 
 class CannotMake(Exception):
-    """What is missing for the environment."""
+    """Error: a part of the environment is missing; the text names the part."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the environment; 1 with the reason if something for it is missing."""
+    """Make the environment; print the reason and return 1 if a part is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where the environment is, or is to be")
     parser.add_argument("--python", help=f"a Python {PYTHON} (default: this one, one on the path, or one of pyenv's)")
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def make(folder: Path, python: str | None) -> bool:
-    """Make it, unless it is made; whether there was something to do."""
+    """Make the environment unless it is up to date; return whether there was work to do."""
     stamp, contents = folder / ".installed", fingerprint()
     if stamp.is_file() and stamp.read_text() == contents and runs(folder / "bin" / "python"):
         return False
@@ -68,12 +69,12 @@ def make(folder: Path, python: str | None) -> bool:
         run([*pip(folder), *packages], what)
     say("does nvFuser load?")
     run([str(folder / "bin" / "python"), str(PROBE)], "a working nvFuser")
-    stamp.write_text(contents)  # last: an interrupted installation is taken up again
+    stamp.write_text(contents)  # last, so that an interrupted installation is resumed
     return True
 
 
 def installations() -> dict[str, list[str]]:
-    """What pip is asked for, in this order, by what it brings."""
+    """Return the arguments of each `pip install`, in order, by description."""
     return {
         f"{TORCH} and what the tests need": [TORCH, *requirements()],
         NVFUSER: ["--no-deps", "--pre", NVFUSER],
@@ -82,7 +83,7 @@ def installations() -> dict[str, list[str]]:
 
 
 def requirements() -> list[str]:
-    """What Switchgear and its tests require, but for torch."""
+    """Return the requirements of Switchgear and its tests, without torch."""
     core = tomllib.loads((ROOT / "core" / "pyproject.toml").read_text())["project"]
     groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
     required = [*core["dependencies"], HIGHSPY, *groups["test"]]
@@ -90,14 +91,14 @@ def requirements() -> list[str]:
 
 
 def fingerprint() -> str:
-    """Changes with the checkout's place, the requirements, the entry points and the versions above."""
+    """Return a text that changes with the checkout's place, the requirements, the entry points and both versions."""
     projects = (ROOT / "core" / "pyproject.toml", ROOT / "pyproject.toml")
     digest = hashlib.sha256(b"".join([path.read_bytes() for path in projects])).hexdigest()
     return f"{ROOT}\n{TORCH}\n{NVFUSER}\n{digest}\n"
 
 
 def find_python(named: str | None) -> str:
-    """A Python of the right version, which really starts."""
+    """Return a Python of the right version that starts."""
     tried = []
     for candidate in candidates() if named is None else [named]:
         found = None if shutil.which(candidate) is None else version(candidate)
@@ -108,7 +109,7 @@ def find_python(named: str | None) -> str:
 
 
 def candidates() -> Iterator[str]:
-    """This Python, the path's, and those of pyenv, whose command runs only one that is switched on."""
+    """Yield this Python, the path's, and pyenv's installed ones: pyenv's command runs only the active version."""
     yield sys.executable
     yield f"python{PYTHON}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
@@ -116,29 +117,29 @@ def candidates() -> Iterator[str]:
 
 
 def version(python: str) -> str:
-    """Major and minor, or what it says instead."""
+    """Return major and minor version, or the output in place of a version."""
     command = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     return (found.stdout or found.stderr).strip().partition("\n")[0]
 
 
 def pip(folder: Path) -> list[str]:
-    """The command that installs; it shows progress where somebody looks on."""
+    """Return the install command; pip shows progress only on a terminal."""
     quiet = [] if sys.stderr.isatty() else ["-qq"]
-    # most of what would be compiled is never imported
+    # most modules are never imported, so compiling all would waste time
     options = ["--disable-pip-version-check", "--no-compile", *quiet]
     return [str(folder / "bin" / "python"), "-m", "pip", "install", *options]
 
 
 def runs(python: Path) -> bool:
-    """Whether an environment's Python starts, with its pip: one that was moved has none."""
+    """Check whether an environment's Python starts and has pip: a moved environment has none."""
     if not python.exists():
         return False
     return subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
 
 
 def run(command: Sequence[str], what: str) -> None:
-    """Run a step; what it says of a failure is passed on."""
+    """Run a step; raise `CannotMake` with the last line of its errors if the step fails."""
     done = subprocess.run(command, stderr=subprocess.PIPE if "-qq" in command else None, text=True, check=False)
     if done.returncode:
         reason = (done.stderr or "").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
@@ -146,7 +147,7 @@ def run(command: Sequence[str], what: str) -> None:
 
 
 def say(what: str) -> None:
-    """Progress."""
+    """Print progress."""
     print(f"nvFuser environment: {what}", file=sys.stderr, flush=True)
 
 

@@ -1,11 +1,11 @@
-"""Do the tests notice faults? Puts one small fault at a time into a copy of the source, and runs tests that reach it.
+"""Do the tests notice faults? Put one small fault at a time into a copy of the source, and run tests that reach it.
 
     python -m scripts.mutants --number 120 --seed 1
     python -m scripts.mutants --number 30 --parametrizations 1 tests/core
 
 All mutants stand in one copy of the checkout, each behind a switch that an environment variable turns on. One run of
 the tests with all switches off records which tests pass, how long they take, and which mutants they reach. Each mutant
-then runs its tests, those of the file that is named like its module first, until one fails or takes far too long.
+then runs its tests until a test fails or takes far too long; tests of the file named like its module come first.
 Survivors are printed as `file:line: before -> after`; the exit status is 1 if fewer than `--least` percent are killed.
 """
 
@@ -33,14 +33,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("core/switchgear", "executors/switchgear_torch")
 
-#: Names the mutant that is switched on, and the folder that the recording goes to.
+#: Variables that name the active mutant, and the folder for the recording.
 ACTIVE, RECORD = "SWITCHGEAR_MUTANT", "SWITCHGEAR_MUTANTS_RECORD"
-#: So many tests of one function are recorded at most; 0 for all.
+#: The most recorded tests of one function; 0 for all.
 PARAMETRIZATIONS = "SWITCHGEAR_MUTANTS_PARAMETRIZATIONS"
 
-#: What a mutant's tests may take, in seconds: a start, and as many times what they took without it.
+#: Limit for a mutant's tests: seconds for the start, plus a multiple of their time without mutants.
 _START, _FACTOR = 90, 8
-#: A test that takes longer, in seconds, is left out where there are others.
+#: Slower tests, in seconds, run last.
 _SLOW = 20
 
 _SWITCH = f'''"""Says which mutant is on."""
@@ -70,7 +70,7 @@ _FLIPPED: dict[type[ast.cmpop], str] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A change of a piece of a file: offsets in its text, and what comes in its place; None deletes a statement."""
+    """A change of a piece of a file: offsets in its text, and the new text; None deletes a statement."""
 
     file: str
     line: int
@@ -85,7 +85,7 @@ class Mutant:
         return f"{self.file}:{self.line}: {' '.join(self.before.split())} -> {after}"
 
     def switched(self, number: int) -> str:
-        """The source in which the change is made when the switch is on."""
+        """Return source that makes the change when the switch is on."""
         on = f"_mutation_switch.on({number})"
         if self.after is None:
             return f"if not {on}: {self.before}"
@@ -96,7 +96,7 @@ class Mutant:
 
 
 class _Candidates(ast.NodeVisitor):
-    """Collects the mutants of code that runs when a function is called, not when a module is imported."""
+    """Visitor that collects mutants of code that runs when a function is called, not when a module is imported."""
 
     def __init__(self, file: str, text: str) -> None:
         self.mutants: list[Mutant] = []
@@ -109,7 +109,7 @@ class _Candidates(ast.NodeVisitor):
         self._depth = 0
 
     def _offset(self, line: int, column: int) -> int:
-        """The offset in characters; AST columns count bytes."""
+        """Return the offset in characters; AST columns count bytes."""
         text = self._lines[line - 1]
         return self._starts[line - 1] + len(text.encode()[:column].decode())
 
@@ -142,13 +142,13 @@ class _Candidates(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Python 3.11 does not know where the parts of an f-string stand."""
+        """Skip f-strings: Python 3.11 does not know the places of their parts."""
 
     def visit_Assert(self, node: ast.Assert) -> None:
-        """Says what is so anyway."""
+        """Skip assertions: their conditions hold anyway."""
 
     def visit_MatchValue(self, node: ast.MatchValue) -> None:
-        """A pattern takes no condition."""
+        """Skip patterns: a pattern takes no condition."""
 
     def visit_Compare(self, node: ast.Compare) -> None:
         if len(node.ops) == 1:
@@ -160,7 +160,7 @@ class _Candidates(ast.NodeVisitor):
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
         word = " and " if isinstance(node.op, ast.And) else " or "
         for dropped in node.values:
-            # a name that an operand binds may be read by those after it
+            # later operands may read a name that this operand binds
             if not any(isinstance(part, ast.NamedExpr) for part in ast.walk(dropped)):
                 others = [f"({ast.unparse(value)})" for value in node.values if value is not dropped]
                 self._add(node, "operand", word.join(others))
@@ -188,7 +188,7 @@ class _Candidates(ast.NodeVisitor):
         is_effect |= isinstance(node, ast.Assign) and not any(isinstance(name, ast.Name) for name in node.targets)
         if is_effect and isinstance(node, ast.stmt):
             begin = self._offset(node.lineno, node.col_offset)
-            if not self._text[self._starts[node.lineno - 1] : begin].strip():  # it has its line to itself
+            if not self._text[self._starts[node.lineno - 1] : begin].strip():  # the statement has its line to itself
                 self._add(node, "statement", None)
         super().generic_visit(node)
 
@@ -201,7 +201,7 @@ def candidates(file: str, text: str) -> list[Mutant]:
 
 
 def chosen(texts: dict[str, str], number: int, seed: int) -> list[Mutant]:
-    """Choose mutants at random, at most one a line; none stands in another."""
+    """Choose random mutants, at most one for each line, without overlaps."""
     everything = [mutant for file, text in texts.items() for mutant in candidates(file, text) if _FUTURE in text]
     random.Random(seed).shuffle(everything)
     mutants: list[Mutant] = []
@@ -219,7 +219,7 @@ def chosen(texts: dict[str, str], number: int, seed: int) -> list[Mutant]:
 
 
 def switched(file: str, text: str, mutants: Sequence[Mutant]) -> str:
-    """Return the text of a file with all of its mutants behind switches; lines keep their numbers."""
+    """Return the text of a file with all of its mutants behind switches; line numbers stay."""
     mine = [(number, mutant) for number, mutant in enumerate(mutants) if mutant.file == file]
     for number, mutant in sorted(mine, key=lambda pair: -pair[1].begin):
         text = text[: mutant.begin] + mutant.switched(number) + text[mutant.end :]
@@ -230,7 +230,7 @@ def switched(file: str, text: str, mutants: Sequence[Mutant]) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep so many tests of each function, the same in every process."""
+    """Keep a limited number of tests of each function, the same tests in every process."""
     most = int(os.environ.get(PARAMETRIZATIONS, 0))
     counts = Counter[str]()
     remaining = []
@@ -243,7 +243,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Note the mutants that a test reaches."""
+    """Record the mutants that a test reaches."""
     switch = sys.modules.get("switchgear.mutation_switch")
     if switch is None or RECORD not in os.environ:
         return (yield)
@@ -276,7 +276,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """The end of a mutant: `killer` is a test, "too long" or empty for a survivor."""
+    """The end of a mutant: `killer` is a test, "too long", or empty for a survivor."""
 
     mutant: Mutant
     killer: str
@@ -285,7 +285,7 @@ class Fate:
 
 
 class Copy:
-    """A copy of the checkout with mutants in it."""
+    """A copy of the checkout that holds the mutants."""
 
     def __init__(self, folder: Path, mutants: Sequence[Mutant]) -> None:
         self.folder = folder / "copy"
@@ -321,7 +321,7 @@ class Copy:
         )
 
     def record(self, paths: Sequence[str], jobs: int, parametrizations: int) -> list[Test]:
-        """Run the tests with every mutant off; return those that pass and reach one."""
+        """Run the tests with every mutant off; return the passing tests that reach a mutant."""
         variables = {RECORD: str(self._record), PARAMETRIZATIONS: str(parametrizations)}
         process = self._pytest("-n", str(jobs if jobs > 1 else 0), *paths, **variables)
         output, _ = process.communicate()
@@ -336,7 +336,7 @@ class Copy:
         ]
 
     def fate(self, number: int, tests: Sequence[Test], most: int) -> Fate:
-        """Run the tests that reach a mutant: at first `most` of them, then three times as many more."""
+        """Run the tests that reach a mutant: at first `most` tests, then three times as many more."""
         mutant = self._mutants[number]
         reaching = sorted((test for test in tests if number in test.reached), key=lambda test: _distance(test, mutant))
         done = 0
@@ -364,7 +364,7 @@ class Copy:
 
 
 def _distance(test: Test, mutant: Mutant) -> tuple[Any, ...]:
-    """Order tests: of the file that is named like the module, of its folder, the most particular, the quickest."""
+    """Order tests: not slow, in the file named like the module, in its folder, reaching few mutants, quick."""
     file, module = Path(test.name.partition("::")[0]), Path(mutant.file)
     is_own = file.stem.removeprefix("test_") in (module.stem, module.stem + "s")
     return test.seconds > _SLOW, not is_own, module.parent.name not in str(file), len(test.reached), test.seconds
@@ -390,7 +390,7 @@ def report(fates: Sequence[Fate], least: float) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make mutants, run tests on them, and report."""
+    """Make mutants, run tests with each mutant, and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", nargs="*", default=["tests"], metavar="TESTS", help="as pytest takes them")
     parser.add_argument("--number", type=int, default=120, help="of mutants (default: 120)")

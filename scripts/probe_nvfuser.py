@@ -1,4 +1,4 @@
-"""Does nvFuser translate here? Says so, or ends with what is wrong. Needs neither a GPU nor Switchgear."""
+"""Check whether nvFuser translates here, and print the answer or the fault. Needs neither a GPU nor Switchgear."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main() -> int:
     if not (torch.version.cuda or "").startswith("13."):
         print(f"PyTorch {torch.__version__} is not built for CUDA 13, as nvFuser is: from an index of CPU builds?")
         return 1
-    # torch 2.11 lacks a function that nvFuser calls in programs of several processes alone: bind when called
+    # torch 2.11 lacks a function that nvFuser calls only in programs of several processes: bind lazily
     sys.setdlopenflags(os.RTLD_LAZY)
     nvfuser = importlib.import_module("nvfuser_direct")
     with nvfuser.FusionDefinition() as definition:

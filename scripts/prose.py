@@ -1,8 +1,8 @@
-"""Check the English of pages and docstrings: words of the glossary, length of sentences, the pronoun "what".
+"""Check the English of pages and docstrings: glossary, length of sentences, the pronoun "what".
 
     python -m scripts.prose            # the files listed in pyproject.toml, [tool.prose]
     python -m scripts.prose FILE ...   # these files
-    python -m scripts.prose --density  # words, and "what" per 1,000 words, of every page and docstring
+    python -m scripts.prose --density  # words, and that pronoun per 1,000 words, of every page and docstring
 
 A listed file stays listed. The list grows until it names all pages and modules. The messages of all modules are
 checked, too: the texts of errors, warnings and refusals.
@@ -22,9 +22,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = ("core", "executors")
-#: Words that a sentence has at most, and "what" per 1,000 words of a file.
+#: The most words of a sentence, and the most such pronouns per 1,000 words of a file.
 SENTENCE, WHAT = 25, 2.0
-#: Patterns of words that have a better one, which follows.
+#: Patterns of words to avoid, each with the words to use.
 WORDS = {
     r"ma(?:k|d)\w* again|made anew": "recompute",
     r"beside": "next to, compared with",
@@ -41,7 +41,7 @@ WORDS = {
     r"what is kept": "residual, saved tensor",
 }
 _WORDS = [(re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE), better) for pattern, better in WORDS.items()]
-#: Calls that tell a user something.
+#: Calls with a message for users.
 _TELLING = {"warn", "refuse", "_refuse", "Unsupported", "DataDependent", "Declined", "InvalidInput"}
 _WORD = re.compile(r"[A-Za-z][\w'’-]*")
 
@@ -96,7 +96,7 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _text(node: ast.expr) -> str:
-    """The text of a string or an f-string, with `X` for each value."""
+    """Return the text of a string or an f-string, with `X` for each value."""
     if isinstance(node, ast.JoinedStr):
         return "".join(_text(part) if isinstance(part, ast.Constant) else "`X`" for part in node.values)
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
@@ -110,7 +110,7 @@ def plain(text: str) -> str:
 
 
 def faults(path: Path, paragraphs: Iterable[tuple[int, str]] | None = None) -> list[str]:
-    """Return the faults of a file, or of these paragraphs of it, each as `file:line: fault`."""
+    """Return the faults of a file, or only of some paragraphs, each as `file:line: fault`."""
     name = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     lines, count, whats = list[str](), 0, 0
     for number, paragraph in texts(path) if paragraphs is None else paragraphs:
@@ -130,7 +130,7 @@ def faults(path: Path, paragraphs: Iterable[tuple[int, str]] | None = None) -> l
 
 
 def density(paths: Sequence[Path]) -> str:
-    """Return the number of words and of "what" per 1,000 of them."""
+    """Return the number of words, and the count of the pronoun per 1,000 words."""
     words = [word.lower() for path in paths for _, text in texts(path) for word in _WORD.findall(plain(text))]
     return f"{len(words):,} words, {1000 * words.count('what') / max(1, len(words)):.1f} times 'what' per 1,000"
 

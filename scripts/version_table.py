@@ -1,9 +1,9 @@
-"""The table of versions: PyTorch by Python by what passed, failed and was skipped.
+"""Print the table of versions: passed, failed and skipped tests by PyTorch and Python.
 
     python scripts/version_table.py .venv/bin/python .venv-newest/bin/python -- -n 2 tests/core
 
-Each interpreter is one of an environment with a PyTorch, Switchgear and the test dependencies; what follows `--` is
-pytest's. Exits with 1 where a test failed anywhere.
+Each interpreter belongs to an environment with a PyTorch, Switchgear and the test dependencies. Arguments after `--`
+go to pytest. The exit status is 1 if a test failed in any environment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VERSIONS = "import platform, torch; print(torch.__version__, platform.python_ve
 
 
 def counts(output: str) -> dict[str, int]:
-    """What pytest's last line counts; empty if it got as far as no such line."""
+    """Return the counts in pytest's last line; empty if there is no such line."""
     last = next((line for line in reversed(output.splitlines()) if re.search(r"\bin [\d.]+s\b", line)), "")
     found = {name: int(number) for number, name in re.findall(r"(\d+) (\w+)", last.split(" in ")[0])}
     if "error" in found:
@@ -31,7 +31,7 @@ def counts(output: str) -> dict[str, int]:
 
 
 def row(python: str, arguments: Sequence[str]) -> tuple[str, ...]:
-    """Run the tests in one environment."""
+    """Run the tests in one environment; return a row of the table."""
     versions = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, check=True).stdout.split()
     begun = time.monotonic()
     done = subprocess.run([python, "-m", "pytest", "-q", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -47,7 +47,7 @@ def row(python: str, arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a line of the table as soon as it is known."""
+    """Print each row of the table when its tests end."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("pythons", nargs="+", metavar="PYTHON")
     given = list(sys.argv[1:] if arguments is None else arguments)

@@ -1,4 +1,4 @@
-"""Before a call: what it would do, found out on fakes of its arguments; nothing runs, and no executor compiles."""
+"""Facts of a call before the call: the function is captured on fakes of its arguments; nothing runs or compiles."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from switchgear_tools.facts import ExplainedRegion, Facts
 
 
 def facts_before(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:
-    """The facts of a call that does not run.
+    """Return the facts of a call that does not run.
 
-    The function runs on fakes of the arguments. What it makes of its call is differentiated and claimed as for the call
-    itself; executors are asked what they take, and compile nothing.
+    The function runs on fakes of the arguments. Its program is differentiated and claimed as for the call itself.
+    Executors are asked which operators to run, and compile nothing.
     """
     compiler = compiler_for(function)
     noted: list[ExplainedRegion] = []
@@ -53,7 +53,11 @@ def facts_before(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def compiler_for(function: Any) -> Compiler:
-    """The compiler of a jitted function, or of another one with the default options."""
+    """Return the compiler of a jitted function, or of another function with the default options.
+
+    Raises:
+        InvalidInput: the module has lazy parts that are not initialised.
+    """
     jitted = function if isinstance(function, (JitFunction, JitModule)) else jit(function)
     compiler = compiler_of(jitted)
     if compiler.module is not None and is_uninitialised(compiler.module):
@@ -62,7 +66,7 @@ def compiler_for(function: Any) -> Compiler:
 
 
 def undecided(selection: Selection, noted: list[ExplainedRegion]) -> Selection:
-    """The same, with executors that take what they take and compile nothing; their regions are `noted`."""
+    """Return a copy of `selection` whose executors claim as before and compile nothing; their regions are `noted`."""
 
     def choose(regions: Sequence[Region], context: Any) -> Sequence[RegionChoice]:
         for region in regions:
@@ -94,7 +98,7 @@ def undecided(selection: Selection, noted: list[ExplainedRegion]) -> Selection:
 
 
 def _idle(executor: Executor, note: Callable[[Executor, Trace], None]) -> Executor:
-    """One that takes what an executor takes, and notes what it is to compile."""
+    """Return a copy of an executor that claims as before and notes each region instead of compiling."""
     if not isinstance(executor, FusionExecutor):
         return executor
 

@@ -1,4 +1,4 @@
-"""Bisecting: which region makes a result differ."""
+"""Bisecting: find the region that makes a result differ."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from switchgear.registry.fuel import Fuel
 
 
 def bisect(check: Callable[[Fuel], object]) -> BoundSymbol:
-    """The region without which `check` passes, and with which it fails.
+    """Return the region without which `check` passes, and with which `check` fails.
 
-    `check` passes the fuel it gets to `sg.jit` and compares; it fails by raising or returning False. It has to do the
-    same every time that it is called.
+    Args:
+        check: passes its fuel to `sg.jit` and compares. A failing check raises or returns False. Every call of `check`
+            has to do the same.
+
+    Raises:
+        SwitchgearError: `check` passes with all regions fused, or fails with none.
     """
     fuel = Fuel()
     if _failure(check, fuel) is None:
@@ -43,7 +47,7 @@ def _failure(check: Callable[[Fuel], object], fuel: Fuel) -> Exception | None:
 
 
 def described(region: BoundSymbol) -> str:
-    """A region, its operators and the lines of the user's that they come from."""
+    """Return a text that names a region, its operators and the user's lines of these operators."""
     owner = region.implementation.owner if region.implementation else ""
     lines = [f"{region.symbol.name}, compiled by {owner}:"]
     return "\n".join(

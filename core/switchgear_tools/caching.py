@@ -1,6 +1,6 @@
-"""The cache on disk: what is in it, how it is emptied, and how it gets to another machine.
+"""The cache on disk: measure, empty, export and import.
 
-An archive holds code that runs as whoever imports it. All of it is checked before the first entry is written.
+An archive holds code that runs as the importing user. Every entry is checked before the first is written.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from switchgear.progress import Progress
 
 _MANIFEST = "manifest.json"
 _FORMAT = 2
-#: Of an archive, and of one entry in it, in bytes.
+#: Limits of an archive and of one entry in an archive, in bytes.
 _LARGEST, _LARGEST_ENTRY = 1 << 33, 1 << 28
 _MOST = 100_000
-#: More than what fills up a tar file.
+#: More than the padding at the end of a tar file, in bytes.
 _ROOM = 1 << 16
 
 
 class CacheUse(NamedTuple):
-    """What lies in the folder of the cache."""
+    """Size of the folder of the cache, in files and bytes."""
 
     folder: Path
     files: int
@@ -43,7 +43,7 @@ class CacheUse(NamedTuple):
 
 
 def cache_use() -> CacheUse | None:
-    """Return what the cache holds; None if there is none."""
+    """Return the size of the cache; None if there is no folder."""
     folder = disk_cache.entries()
     if folder is None:
         return None
@@ -52,7 +52,7 @@ def cache_use() -> CacheUse | None:
 
 
 def clear_cache() -> CacheUse | None:
-    """Delete what Switchgear keeps, and nothing else; return what there was."""
+    """Delete Switchgear's own cache, and nothing else; return the size before."""
     use = cache_use()
     for one in disk_cache.everything():
         if not one.is_dir():
@@ -68,7 +68,7 @@ def export_cache(file: Path) -> int:
     entries = [one for one in disk_cache.everything() if disk_cache.ENTRY.fullmatch(one.name)]
     count, new = 0, None
     try:
-        # a new file that nobody else knows of: at a name that can be guessed, a link may lie
+        # a new file with a random name: at a name that others can guess, a link may lie
         descriptor, new = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".new")
         with (
             os.fdopen(descriptor, "wb") as written,
@@ -99,14 +99,14 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def import_cache(file: Path) -> int:
-    """Take in what `export_cache` wrote on a machine of the same kind; entries that are there already stay.
+    """Add the entries of an archive that `export_cache` wrote on a machine of the same kind; present entries stay.
 
     Returns:
-        The number of entries taken in.
+        The number of entries added.
 
     Raises:
-        InvalidInput: for another kind of machine, naming what differs, for anything else than such an archive, and
-            where there is no cache to take it in.
+        InvalidInput: for another kind of machine, naming the differences; for a file that is no such archive; and
+            where there is no cache to import to.
     """
     place = disk_cache.entries()
     if place is None:
@@ -158,7 +158,7 @@ def _sound_entries(file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
             else:
                 yield member.name, content
             names.add(member.name)
-        # up to the checksum at its end, which tells of one that is cut off
+        # read up to the checksum at the end, which reveals a truncated archive
         if len(unzipped.read(_ROOM)) == _ROOM:
             raise InvalidInput("is no exported cache: other bytes follow it")
     if not names:
@@ -172,13 +172,13 @@ def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
 
 
 class _Bounded:
-    """A file that `tarfile` reads: as many bytes at once as a header says, but not more than an entry may have."""
+    """A file for `tarfile` that refuses a read larger than an entry may be; a header sets the size of a read."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def read(self, size: int) -> bytes:
-        """Read so many bytes. Raises `InvalidInput`."""
+        """Read `size` bytes. Raises `InvalidInput`."""
         if size > _LARGEST_ENTRY:
             raise InvalidInput("is too large: a header in it goes beyond the limits of an import")
         content: bytes = self._file.read(size)
@@ -189,7 +189,7 @@ class _Bounded:
 
 
 def _check_machine(manifest: bytes) -> None:
-    """Raise `InvalidInput` unless an archive comes from a machine of this kind, in every respect."""
+    """Raise `InvalidInput` unless an archive comes from a machine of the same kind, in every respect."""
     held = json.loads(manifest)
     if not isinstance(held, dict) or held.get("format") != _FORMAT:
         raise InvalidInput(f"is no exported cache of format {_FORMAT}")

@@ -28,7 +28,7 @@ SWITCHGEAR_MEMORY and SWITCHGEAR_FALLBACK set them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status."""
+    """Run the command line; return the exit status."""
     parser = command_line()
     chosen = parser.parse_args(arguments)
     if chosen.version:
@@ -42,17 +42,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (
         BrokenPipeError
-    ):  # such as that of `head`; else the interpreter would fail to flush at its end
+    ):  # such as the pipe to `head`; without this, the interpreter would fail to flush at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     return status
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors name what was meant, and where to read on."""
+    """A parser whose errors suggest the option or command that was meant, and name the help to read."""
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, and exit with 2."""
+        """Print the error, and exit with 2."""
         wrong, known = "", list[str]()
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             wrong, known = choice[1], re.findall(r"[\w-]+", choice[2])
@@ -64,7 +64,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{hint}\nRead {self.prog} --help.\n")
 
 
-#: All options of all commands, of which a wrong one may be a misspelling.
+#: The options of all commands: candidates for the correction of a misspelt option.
 _OPTIONS = (
     "--details",
     "--executor",

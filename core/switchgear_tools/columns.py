@@ -1,4 +1,4 @@
-"""Tables: by rich where it is installed and the output is a terminal, folded to its width; else plain text.
+"""Tables: by rich, folded to the width, where rich is installed and the output is a terminal; plain text elsewhere.
 
 rich leaves out colours where `NO_COLOR` is set.
 """
@@ -19,7 +19,7 @@ _COLOURS = {
 
 
 def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows of cells in columns, empty columns left out; plain text has no header where that is empty."""
+    """Print a header and rows of cells in columns; columns whose rows are all empty are left out."""
     used = [place for place, cells in enumerate(zip(*rows, strict=True)) if any(cells)]
     header = [header[place] for place in used]
     rows = [[row[place] for place in used] for row in rows]
@@ -30,7 +30,7 @@ def show(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str]) -> str:
-    """Rows of cells in columns, as text."""
+    """Return rows of cells in columns, as text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(justify, row, widths)).rstrip() for row in rows)
 

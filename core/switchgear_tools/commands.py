@@ -30,12 +30,12 @@ from switchgear_tools.explain import explain_before
 from switchgear_tools.loading import loaded, of_the_user
 from switchgear_tools.operators import operator_rows
 
-#: The number of the schema of `--json`; that of `explain` has its own.
+#: The number of the schema of `--json`; `explain` has its own schema.
 SCHEMA = 1
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Run the command that was parsed; returns the exit status."""
+    """Run the parsed command; return the exit status."""
     try:
         return COMMANDS[chosen.command](chosen)
     except SwitchgearError as error:
@@ -44,7 +44,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def _say(chosen: argparse.Namespace, text: str, **facts: object) -> None:
-    """Print a text, or the facts in it as JSON."""
+    """Print a text, or its facts as JSON."""
     print(json.dumps({"schema": SCHEMA, **facts}, indent=2, default=str) if chosen.json else text)
 
 
@@ -169,7 +169,7 @@ def _test(chosen: argparse.Namespace) -> int:
         "switchgear.testing.suite",
         *chosen.pytest,
     ]
-    # as JSON is the output, what pytest prints is not
+    # the output is JSON, so pytest prints to stderr
     out = sys.stderr.fileno() if chosen.json else None
     status = subprocess.run([sys.executable, *command], check=False, stdout=out).returncode
     if chosen.json:

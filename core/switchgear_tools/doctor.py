@@ -1,6 +1,6 @@
-"""What is off between Switchgear and this PyTorch: private names that are missing, or do something else than they did.
+"""Checks of Switchgear against this PyTorch: private names that are missing or behave differently.
 
-Each check takes milliseconds; the test of each name in depth is in `tests/core/test_torch_private.py`.
+Each check takes milliseconds; `tests/core/test_torch_private.py` tests each name in depth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from switchgear.torch_private.names import missing_names
 
 
 def diagnosis() -> list[str]:
-    """A line for each private name that is missing; where none is, one for each behaviour that is another one."""
+    """Return a line for each missing private name; if none is missing, a line for each changed behaviour."""
     faults = [f"missing: {path}, which is for {use}" for path, use in missing_names().items()]
     for name, check in BEHAVIOURS.items() if not faults else ():
         try:
@@ -98,7 +98,7 @@ def _gradients_are_eagers() -> bool:
     return all(map(torch.equal, gradients(jitted), gradients(function)))
 
 
-#: What Switchgear takes PyTorch's private parts to do, by name.
+#: Checks of the behaviour that Switchgear expects of PyTorch's private parts, by name.
 BEHAVIOURS: dict[str, Callable[[], bool]] = {
     "fake tensors compute metadata": _fakes_compute_metadata,
     "functionalization turns writes into values": _writes_are_functional,

@@ -1,4 +1,4 @@
-"""Entries: from what was compiled for a kind of calls to the facts about it."""
+"""Entries: turn the compiled programs of an entry into facts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchgear_tools.lifetimes import peak
 
 
 def programs_of(entry: Entry, selection: Selection, graph: str = "") -> Iterator[ExplainedProgram]:
-    """The forward, and the backward last run or about to run."""
+    """Yield the facts of the forward, and of the backward that ran last or would run first."""
     inputs = {proxy.name for proxy in entry.captured.trace.inputs}
     yield _explained("forward", entry.forward, inputs, selection, graph)
     if entry.bridge is not None:
@@ -40,17 +40,17 @@ def _explained(
 
 
 def saved_by(entry: Entry) -> tuple[Saved, ...]:
-    """What the forward saves for the backward."""
+    """Return the tensors that the forward saves for the backward."""
     return () if entry.bridge is None else saved_values(entry.bridge.training.parts)
 
 
 def bytes_in_eager(entry: Entry, selection: Selection) -> int:
-    """Return the bytes that eager saves for the same backward, without inputs."""
+    """Return the bytes that eager mode saves for the same backward, without inputs."""
     return 0 if entry.bridge is None else entry.bridge.training.bytes_in_eager(selection)
 
 
 def sizes_of(entry: Entry) -> Iterator[str]:
-    """The symbolic sizes of an entry and what they have to be, or why there are none."""
+    """Yield the symbolic sizes of an entry with their constraints, or the reason why there are none."""
     if entry.fixed:
         yield f"dynamic sizes: fixed, for with symbolic ones there was {entry.fixed}"
     sizes = entry.captured.sizes

@@ -64,20 +64,20 @@ def cache_info(jitted: object) -> CacheInfo:
 def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     """Explain the calls of a jitted function so far, or a call that has not run.
 
-    The result prints as a summary: programs, the share of each executor, saved bytes, and operators that are not fused,
-    with the reason. Its methods have the details.
+    The result prints as a summary: programs, the share of each executor, saved bytes, and the operators that are not
+    fused, with the reason. Its methods return the details.
 
     Args:
         function: the result of `sg.jit`. Before a call also another function or module, with the default options.
-        args: arguments of a call. The function runs on fakes of them, and executors compile nothing.
+        args: arguments of a call. The function runs on fakes of the arguments, and executors compile nothing.
         kwargs: keyword arguments of that call.
 
     Returns:
-        The explanation: of several programs the one that ran last, of a split function all graphs.
+        The explanation: of several programs the last that ran, of a split function all graphs.
 
     Raises:
         TypeError: the function is not jitted, and the arguments are missing.
-        RuleError: a plugin raises where the call would run it; likewise other errors of plugins.
+        RuleError: a plugin raises where the call would run the plugin; likewise other errors of plugins.
     """
     if not (args or kwargs):
         if isinstance(function, (JitFunction, JitModule)):
@@ -87,7 +87,7 @@ def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation:
 
 
 def explain_before(function: Any, /, *args: Any, **kwargs: Any) -> Explanation:
-    """Explain a call that has not run, also one without arguments."""
+    """Explain a call that has not run; the call may have no arguments."""
     return Explanation(facts_before(function, args, kwargs))
 
 
@@ -124,7 +124,7 @@ def _facts_after(compiler: Compiler) -> Facts:
 
 
 def _shown(compiler: Compiler) -> Iterator[tuple[Entry, str]]:
-    """The entry last run, or those of the graphs of a split function, each with the line of its graph."""
+    """Yield the entry that ran last, or the last entry of each graph of a split function with the graph's line."""
     if compiler.last is not None:
         yield compiler.last, ""
         return

@@ -1,4 +1,4 @@
-"""Explanation: what `sg.explain` returns."""
+"""The result of `sg.explain`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from switchgear_tools.facts import (
 from switchgear_tools.page import write_page
 from switchgear_tools.summary import summary
 
-#: The number of the JSON schema, docs/explain.schema.json: it grows where a field changes or goes.
+#: The number of the JSON schema, docs/explain.schema.json: a changed or removed field increments the number.
 SCHEMA = 1
 Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Details(Shown, Generic[Record]):
-    """One part of an explanation: it prints as its `lines`; `records` are the objects that these tell of."""
+    """One part of an explanation: prints as its `lines`; `records` are the objects that the lines describe."""
 
     records: tuple[Record, ...]
     lines: tuple[str, ...]
@@ -52,7 +52,7 @@ class Explanation(Shown):
     facts: Facts
 
     def operators(self) -> Details[Choice]:
-        """Return the executor of each operator, with the reasons of those that declined."""
+        """Return the executor of each operator, with the reasons of the executors that declined."""
         facts = self.facts
         choices = tuple([one for one in facts.choices if one.kind != "gradient"])
         regions = Counter(
@@ -66,7 +66,7 @@ class Explanation(Shown):
         return Details(choices, tuple(lines))
 
     def gradients(self) -> Details[Choice]:
-        """Return the rule that differentiates each operator, with the reasons of those that declined."""
+        """Return the rule that differentiates each operator, with the reasons of the rules that declined."""
         choices = tuple([one for one in self.facts.choices if one.kind == "gradient"])
         lines = grouped(choices, self.facts.selection.skipped)
         return Details(choices, tuple(lines or ["no operator is differentiated"]))
@@ -90,13 +90,13 @@ class Explanation(Shown):
         return Details(lines, lines or ("no guards: nothing is compiled",))
 
     def recompilations(self) -> Details[str]:
-        """Return why each program was compiled, in their order."""
+        """Return the reason of each compilation, in their order."""
         reasons = self.facts.recompilations
         lines = [f"{number:4}. {reason}" for number, reason in enumerate(reasons, 1)]
         return Details(reasons, tuple(lines or ["nothing was compiled"]))
 
     def fallbacks(self) -> Details[str]:
-        """Return why calls fell back, and the graphs that TorchDynamo split off."""
+        """Return the reasons of fallbacks, and the graphs that TorchDynamo split off."""
         calls = self.facts.calls
         lines = [self.facts.fallback] * bool(self.facts.fallback)
         if calls is not None:
@@ -108,7 +108,7 @@ class Explanation(Shown):
         return Details(tuple(lines), tuple(lines or ["no call fell back"]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the explanation as names and numbers; docs/explain.schema.json describes them."""
+        """Return the explanation as names and numbers, as docs/explain.schema.json describes."""
         facts = self.facts
         selection = facts.selection
         return {
@@ -148,7 +148,7 @@ class Explanation(Shown):
         }
 
     def html(self, path: str | os.PathLike[str] = "trace.html") -> Path:
-        """Write a page that shows forward and backward line by line, for a browser; it needs no network.
+        """Write a page that shows forward and backward line by line, for a browser without network.
 
         Args:
             path: the file, which is overwritten.
@@ -165,7 +165,7 @@ class Explanation(Shown):
         """Return the summary.
 
         Args:
-            width: columns that a line has at most, between 40 and 80; by default those of the terminal.
+            width: the most columns of a line, between 40 and 80; by default the width of the terminal.
             detail: how the text refers to a detail, by default as a method.
         """
         columns = shutil.get_terminal_size().columns if width is None else width

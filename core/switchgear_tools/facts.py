@@ -1,4 +1,4 @@
-"""Facts: the records behind `sg.explain`, of calls that ran or of one that did not yet."""
+"""Facts: the records behind `sg.explain`, of calls that ran or of a call that has not run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from switchgear.ir.symbol import IN_PLACE, BoundSymbol
 from switchgear.ir.trace import Trace
 from switchgear.registry.selection import Claimant, Reasons, Selection
 
-#: A number in a reason, and a mark for one that no reason holds.
+#: A number in a reason, and a placeholder for a number that no reason contains.
 _NUMBER, _ANY = r"\d+(?:\.\d+)?", "\0"
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedFallback:
-    """Calls that were not captured for one reason; of these, `split` were split by TorchDynamo."""
+    """Calls that were not captured for one reason; TorchDynamo split `split` of these calls."""
 
     reason: str
     calls: int
@@ -27,7 +27,7 @@ class ExplainedFallback:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedGraph:
-    """A graph that TorchDynamo split off: its first line, its number of calls, why it runs in eager if it does."""
+    """A graph that TorchDynamo split off: first line, number of calls, and the reasons if the graph runs in eager."""
 
     place: str
     operators: int
@@ -39,7 +39,8 @@ class ExplainedGraph:
 class ExplainedSplit:
     """A function that TorchDynamo split.
 
-    `doubt` says why it runs in eager after all. `ratio` is the time of the parts compared with eager, once measured.
+    `doubt` is the reason why the function runs in eager after all. `ratio` is the time of the parts divided by eager's
+    time, None before the measurement.
     """
 
     name: str
@@ -50,7 +51,7 @@ class ExplainedSplit:
 
     @property
     def heading(self) -> str:
-        """How much of it is compiled."""
+        """The compiled share of the function, in graphs and calls."""
         if self.doubt and not self.graphs:
             return f"TorchDynamo: nothing was split, because {self.doubt}"
         compiled = [graph for graph in self.graphs if graph.is_compiled]
@@ -60,7 +61,7 @@ class ExplainedSplit:
         return f"TorchDynamo: {counts}, with {done} of {every} calls{share}"
 
     def exceptions(self) -> Iterator[str]:
-        """Graphs that run in eager, and places where the function breaks."""
+        """Yield the graphs that run in eager, and the places where the function breaks."""
         for graph in self.graphs:
             for reason in graph.refusals:
                 yield f"in eager: a graph of {graph.operators} calls: {reason}"
@@ -70,7 +71,7 @@ class ExplainedSplit:
             yield f"graph break: {count} x {reason}"
 
     def lines(self) -> Iterator[str]:
-        """All of it."""
+        """Yield all lines about the function."""
         yield self.heading
         for number, graph in enumerate(self.graphs, 1):
             place = f", {graph.place}" if graph.place else ""
@@ -91,10 +92,11 @@ class ExplainedCalls:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRegion:
-    """Operators that run as one: by the executor that compiled them, or by one of the `candidates`.
+    """Operators that run as one call: by the executor that compiled the region, or by one of the `candidates`.
 
-    `gain` are the seconds that it is faster than its operators, 0 where nobody measured that. Before a call, plugins
-    that measure may still leave the region to the executors in `otherwise`, each with the number of its calls.
+    `gain` is the time saved compared with the single operators, in seconds; 0 where nobody measured the region.
+    Before a call, plugins that measure may still leave the region to the executors in `otherwise`, each with its
+    number of calls.
     """
 
     operators: tuple[str, ...]
@@ -111,11 +113,11 @@ class ExplainedRegion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExplainedProgram:
-    """A forward or a backward: its stages, the choices made for it, its regions, and the most bytes at once.
+    """A forward or a backward: its stages, choices and regions, and the most bytes at once.
 
-    `peak` leaves out the inputs of the call; saved tensors, results and grad outputs are part of it, the inside of a
-    kernel is not. `held` names inputs that live anyway. `graph` is the line of the graph of a split function.
-    `is_pending`: its regions are being compiled.
+    `peak` includes saved tensors, results and grad outputs, not the inputs of the call nor memory inside a kernel.
+    `held` names inputs that live anyway. `graph` is the line of the graph of a split function.
+    `is_pending`: the regions are being compiled.
     """
 
     kind: str
@@ -135,10 +137,10 @@ class ExplainedProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Facts:
-    """What happened in calls of a function, or would happen in one.
+    """Facts of calls of a function that ran, or of a call that has not run.
 
-    `calls` is None before a call. `fallback` says why nothing is compiled, empty if something is. `notes` are remarks
-    on the programs, `eager_bytes` the bytes that eager saves, None where that is not known.
+    `calls` is None before a call. `fallback` is the reason why nothing is compiled, empty if a program is. `notes` are
+    remarks on the programs. `eager_bytes` is the number of bytes that eager saves, None where unknown.
     """
 
     name: str
@@ -166,7 +168,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRow:
-    """The share of one executor: operators forward and backward, those of its regions among them, regions, gain."""
+    """The share of one executor: operators forward and backward (including those in regions), regions, gain."""
 
     executor: str
     forward: int
@@ -189,7 +191,7 @@ class NotFused:
 
 
 def by_executor(facts: Facts) -> list[ExecutorRow]:
-    """One row for each executor that runs something, the busiest first."""
+    """Return one row for each executor that runs an operator, the busiest first."""
     operators: dict[str, Counter[str]] = defaultdict(Counter)
     for program in facts.programs:
         for item in program.trace.bound_symbols:
@@ -206,7 +208,7 @@ def by_executor(facts: Facts) -> list[ExecutorRow]:
 
 
 def regions_of(trace: Trace, fusion: Collection[str]) -> Iterator[ExplainedRegion]:
-    """The regions in a trace that runs."""
+    """Yield the regions in a trace that runs."""
     for item in trace.bound_symbols:
         if item.implementation is not None and item.implementation.owner in fusion:
             names = tuple([part.symbol.name for part in _parts(item, fusion)])
@@ -220,10 +222,10 @@ def _parts(item: BoundSymbol, fusion: Collection[str]) -> tuple[BoundSymbol, ...
 
 
 def not_fused(facts: Facts) -> list[NotFused]:
-    """Why operators run one by one where an executor that fuses takes part, the most frequent reason first.
+    """Return why operators run one by one although a fusion executor takes part, the most frequent reason first.
 
-    Reasons that differ in numbers alone, such as measured times, are one, with the range of the numbers. Programs whose
-    regions are being compiled are not looked at.
+    Reasons that differ only in numbers, such as measured times, are merged, with the range of the numbers. Programs
+    whose regions are being compiled are left out.
     """
     fusion = facts.selection.fusion
     reasons: dict[str, list[tuple[str, str]]] = defaultdict(list)
@@ -255,7 +257,7 @@ def _why_alone(item: BoundSymbol, fusion: Collection[str]) -> str:
 
 
 def who_takes_part(selection: Selection) -> list[str]:
-    """The executors and packages of rules of a call, those skipped, and those installed that are not asked."""
+    """Return lines on the executors and rule packages of a call, and on the skipped and the unasked ones."""
     names = ", ".join(f"{one.name} {one.options}".rstrip() for one in selection.claimants)
     choosers = ", ".join(chooser.label for chooser in selection.choosers)
     packages = ", ".join(rule_packages(selection))
@@ -269,13 +271,13 @@ def who_takes_part(selection: Selection) -> list[str]:
 
 
 def rule_packages(selection: Selection) -> list[str]:
-    """The packages of rules, and tables of the call, that are no executors."""
+    """Return the rule packages, and tables of the call, that are not executors."""
     sources = [one for one in selection.rule_sources if not isinstance(one, Claimant)]
     return [one.name for one in sources if one.grad_rules or one.skip_rules]
 
 
 def grouped(choices: Iterable[Choice], skipped: Reasons) -> list[str]:
-    """Choices as lines, equal ones together; without executors that were skipped or have nothing registered for it."""
+    """Return choices as lines, equal choices together, without executors that were skipped or registered nothing."""
     counts: Counter[str] = Counter()
     for choice in choices:
         nothing = f"no grad rule for {choice.symbol}", f"no implementation of {choice.symbol}"

@@ -1,4 +1,4 @@
-"""Lifetimes: from which line to which line the memory of each value of a program lives, and the bytes at each line."""
+"""Lifetimes: the first and last line of each value of a program, and the live bytes at each line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from switchgear.ir.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """The memory of one value: `birth` is the line that makes it, -1 for an input, `death` the line that reads it last.
+    """The memory of one value: `birth` is the line that creates the value (-1: an input), `death` the last reader.
 
     A result dies at the number of lines, as does an input that no line reads.
     """
@@ -44,7 +44,7 @@ def lifetimes(trace: Trace, held: Collection[str] = ()) -> list[Lifetime]:
 
 
 def live_bytes(values: Iterable[Lifetime], lines: int) -> list[int]:
-    """Return the bytes that live while each line runs, after those before the first line."""
+    """Return the live bytes before the first line, then during each line."""
     changes = [0] * (lines + 3)
     for value in values:
         changes[value.birth + 1] += value.bytes
@@ -53,5 +53,5 @@ def live_bytes(values: Iterable[Lifetime], lines: int) -> list[int]:
 
 
 def peak(trace: Trace, held: Collection[str]) -> int:
-    """Return the most bytes at once that a trace's values take, those in the memory of `held` inputs left out."""
+    """Return the peak bytes of a trace's values, without values in the memory of `held` inputs."""
     return max(live_bytes(lifetimes(trace, held), len(trace.bound_symbols)))

@@ -18,7 +18,7 @@ from switchgear.runtime.tracebacks import FULL_VARIABLE
 
 @contextlib.contextmanager
 def of_the_user(place: str) -> Iterator[None]:
-    """Turn an error that the user's code raises into one line; SWITCHGEAR_FULL_TRACEBACK=1 shows all."""
+    """Turn an error of the user's code into one line; SWITCHGEAR_FULL_TRACEBACK=1 shows the traceback."""
     try:
         yield
     except SwitchgearError:
@@ -34,10 +34,10 @@ def of_the_user(place: str) -> Iterator[None]:
 
 
 def loaded(place: str) -> Callable[..., object]:
-    """Return the callable that `module:name` or `script.py:name` names; modules are looked for in this folder first.
+    """Return the callable that `module:name` or `script.py:name` names; the current folder is searched first.
 
     Raises:
-        InvalidInput: for one that is not there or cannot be called, and where the module or the script raises.
+        InvalidInput: the callable is missing or cannot be called, or the module or script raises.
     """
     home, colon, name = place.rpartition(":")
     if not colon:

@@ -1,4 +1,4 @@
-"""Who registered something for which operator, and who would be taken by default."""
+"""The registrations for each operator, and the executor that would be chosen by default."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from switchgear.registry.registry import GradRule, ImplementationEntry, describe
 
 @dataclass(frozen=True, slots=True)
 class Brought:
-    """A function that somebody registered for an operator, and where it is written.
+    """A function that an owner registered for an operator, and its place in the source.
 
     `checker` may decline a call, `unavailable` is why its executor cannot run here; both may be empty.
     """
@@ -32,10 +32,10 @@ class Brought:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """An operator, and what was brought for it, the first asked first.
+    """An operator and its registered functions, in the order in which their owners are asked.
 
-    `before` are executors that decide by the call, in code, and are asked before the first who registered something;
-    `skip_rules` names those who may take any call out of differentiation.
+    `before` names executors that decide each call in code and are asked before the first with a registration.
+    `skip_rules` names plugins that may exclude any call from differentiation.
     """
 
     operator: str
@@ -46,12 +46,12 @@ class OperatorRow:
 
     @property
     def implemented_by(self) -> tuple[str, ...]:
-        """Who implements it."""
+        """The owners of implementations."""
         return tuple([one.owner for one in self.implementations])
 
     @property
     def differentiated_by(self) -> tuple[str, ...]:
-        """Who differentiates it."""
+        """The owners of grad rules."""
         return tuple([one.owner for one in self.grad_rules])
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class OperatorRow:
 
 
 def operator_rows(plugins: Plugins) -> list[OperatorRow]:
-    """One row an operator, by name."""
+    """Return one row for each operator, sorted by name."""
     asked = order(plugins, "auto").asked
     rank = {one.name: place for place, one in enumerate(asked)}
     packages = {owner: one.name for one in plugins.rule_packages for owner in one.owners}

@@ -14,7 +14,7 @@ from switchgear_tools.before_call import compiler_for, undecided
 from switchgear_tools.columns import aligned
 from switchgear_tools.lifetimes import peak
 
-#: The budgets that are looked at, beside no bytes at all.
+#: The planned budgets, next to the smallest possible.
 _PARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 
@@ -66,13 +66,14 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
 
     Args:
         function: the result of `sg.jit`, whose options hold except `memory`; or another function or module.
-        args: arguments of a call. The function runs on fakes of them.
+        args: arguments of a call. The function runs on fakes of the arguments.
         kwargs: keyword arguments of that call.
 
     Returns:
         For each budget the saved bytes, the peak in bytes, and the estimated time.
 
     Raises:
+        InvalidInput: the call falls back, so there is no plan.
         RuleError: a plugin raises; likewise other errors of plugins.
     """
     compiler = compiler_for(function)

@@ -28,7 +28,7 @@ from switchgear_tools.page import write_page
 from switchgear_tools.page.payload import Measured
 from switchgear_tools.ranges import ranged
 
-#: What is measured: at least so many calls, for at least so many seconds, and at most so many calls.
+#: Limits of the measurement: the fewest calls, the seconds to reach, and the most calls.
 _LEAST, _SECONDS, _MOST = 3, 0.5, 50
 _ROWS = 24
 _WIDTH = 62
@@ -36,14 +36,14 @@ _WIDTH = 62
 
 @dataclass(frozen=True, slots=True)
 class ProfiledLine:
-    """Line of a program; lines with one label are one.
+    """Line of a program; lines with equal labels are merged.
 
     Attributes:
-        label: the user's line and module, and the operator; of a line of the backward also the line of the forward.
-        is_backward: whether it is a line of the backward.
-        executor: the executor that runs it.
-        calls: number of its runs in a call of the function.
-        seconds: its time in a call of the function; on the device, if it runs on one.
+        label: the user's line and module, and the operator; for a backward line also the line of the forward.
+        is_backward: whether the line belongs to the backward.
+        executor: the executor that runs the line.
+        calls: number of runs in a call of the function.
+        seconds: time in a call of the function; on the device, if the line runs on one.
         bytes: bytes allocated in a call of the function, less bytes freed.
     """
 
@@ -106,7 +106,7 @@ class Profile(Shown):
         self._profiler.export_chrome_trace(os.fspath(path))
 
     def html(self, path: str | os.PathLike[str] = "trace.html") -> Path:
-        """Write the page of `sg.explain` with the share of time of each line, and buffers inside regions in its plot.
+        """Write the page of `sg.explain` with each line's share of time, and with buffers inside regions in its plot.
 
         Args:
             path: the file, which is overwritten.
@@ -125,7 +125,7 @@ class Profile(Shown):
 
 
 def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
-    """Measure each line of a function's program, forward and, where results require grad, backward.
+    """Measure each line of a function's program: the forward, and the backward if results require grad.
 
     The function is recompiled with the same options and called 5 to 50 times, within about half a second if calls are
     short. Each call repeats the function's writes. Gradients are computed and dropped: `.grad` does not change.
@@ -208,7 +208,7 @@ def _lines(
 
 
 def _peaks(profiler: Any) -> dict[str, list[int]]:
-    """The most bytes allocated inside each run of a line, beyond those before it, by label and in order of the runs."""
+    """Return the peak bytes allocated inside each run of a line, by label, in order of the runs."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(file))
@@ -232,7 +232,7 @@ def _peaks(profiler: Any) -> dict[str, list[int]]:
 
 
 def _moments(events: list[dict[str, Any]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Ranges and changes of memory with their times; on a device its own memory counts, else that of the CPU."""
+    """Yield ranges and memory changes with their times; device memory alone if a device was used, else the CPU's."""
     memory = [event for event in events if event.get("name") == "[memory]"]
     ranges = [one for one in events if one.get("cat") == "user_annotation" and one.get("ph") == "X"]
     device = max((event["args"]["Device Type"] for event in memory), default=0)

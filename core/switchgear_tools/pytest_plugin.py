@@ -1,4 +1,4 @@
-"""The option `--switchgear-plugin` of pytest: an entry point, which imports no PyTorch before the option is used."""
+"""The option `--switchgear-plugin` of pytest: an entry point that imports no PyTorch before the option is used."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect the suite, where no files are named."""
+    """Collect the suite if no files are named."""
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     if config.getoption("switchgear_plugin") is not None and not named:
         config.args, config.option.pyargs = ["switchgear.testing.suite"], True
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of each check of the plugin."""
+    """Parametrize a test with each check of the plugin."""
     if "switchgear_check" in metafunc.fixturenames:
         name = metafunc.config.getoption("switchgear_plugin")
         if name is None:

@@ -1,4 +1,4 @@
-"""Names at run time: a pass that has each line of a program run in a range, as profilers show it."""
+"""Names at run time: a pass that runs each line of a program in a range that profilers show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from switchgear.ir.trace import Trace
 from switchgear.registry.hookspecs import PassContext, PassPlacement
 from switchgear.showing import counted
 
-#: Lines that call nothing.
+#: Lines without a call.
 _SILENT = (AFTER, BOX, DEL)
 
 
@@ -34,7 +34,7 @@ class Ranged:
 
 
 def label_of(item: BoundSymbol) -> str:
-    """Return the name of a line's range: the user's line, and the operator; of a backward's line the forward's, too."""
+    """Return the label of a line's range: the user's line and the operator; for a backward line also the forward's."""
     own = item.symbol.name
     if item.fused_by:
         parts = [link.forward for part in item.subsymbols for link in part.links] or item.subsymbols
@@ -49,7 +49,7 @@ def label_of(item: BoundSymbol) -> str:
 
 
 def ranged(noted: Callable[[BoundSymbol, str], object] = lambda item, label: None) -> PassPlacement:
-    """Return a pass that has each line run in a range; `noted` is told of each line and its label."""
+    """Return a pass that runs each line in a range and calls `noted` with each line and its label."""
 
     def run(trace: Trace, context: PassContext) -> Trace:
         body = [item if item.symbol in _SILENT else in_range(item) for item in trace.bound_symbols]

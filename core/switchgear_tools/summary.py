@@ -18,14 +18,14 @@ from switchgear_tools.facts import (
     who_takes_part,
 )
 
-#: Reasons of one kind that are shown.
+#: The most reasons of one kind to show.
 _MOST = 4
 
 
 def summary(facts: Facts, width: int, detail: str) -> Iterator[str]:
-    """The lines, none of them longer than `width` but for a single word: names and paths are not broken.
+    """Yield the lines of the summary, at most `width` columns wide unless a single word is longer.
 
-    Whatever is left out is counted, and the line says where it stands: `detail` with the name of a part put in.
+    Names and paths stay unbroken. Omitted parts are counted, with the place of the rest: `detail` with a part's name.
     """
     paragraphs = [
         [*_head(facts, width, detail)],
@@ -40,7 +40,7 @@ def summary(facts: Facts, width: int, detail: str) -> Iterator[str]:
 
 
 def _head(facts: Facts, width: int, detail: str) -> Iterator[str]:
-    """What ran: calls, programs, fallbacks, and who takes part."""
+    """Yield lines on calls, programs, fallbacks, and the executors of the call."""
     calls = facts.calls
     yield from _wrapped(facts.name, width)
     counts = (
@@ -72,7 +72,7 @@ def _counts(calls: ExplainedCalls, detail: str) -> str:
 
 
 def _fallbacks(calls: ExplainedCalls, width: int, detail: str) -> Iterator[str]:
-    """The calls that were not captured, by reason, and what to do."""
+    """Yield lines on calls that were not captured, by reason, and the remedy."""
     for how, counts in (
         ("ran in eager, not compiled", [one.calls - one.split for one in calls.fallbacks]),
         ("were split by TorchDynamo", [one.split for one in calls.fallbacks]),
@@ -95,7 +95,7 @@ def _fallbacks(calls: ExplainedCalls, width: int, detail: str) -> Iterator[str]:
 
 
 def _table(facts: Facts, width: int) -> list[str]:
-    """Operators, regions and gain by executor."""
+    """Return operators, regions and gain by executor."""
     rows = by_executor(facts)
     header = ("executor", "forward", "backward", "regions", "gain per call")
     cells = [
@@ -118,14 +118,14 @@ def _table(facts: Facts, width: int) -> list[str]:
 
 
 def _as_list(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """A table that is too wide for its place, a line a row."""
+    """Yield a table that is too wide for its place, as one line for each row."""
     for row in rows:
         cells = [f"{name} {cell}" for name, cell in zip(header[1:], row[1:], strict=True) if cell]
         yield from _wrapped(f"{row[0]}: {', '.join(cells)}", width, "  ")
 
 
 def _memory(facts: Facts, width: int) -> Iterator[str]:
-    """Bytes saved for the backward, compared with eager, and the peaks of a call that did not run."""
+    """Yield lines on the bytes saved for the backward, compared with eager, and on the peaks of the programs."""
     if facts.saved:
         own = [value for value in facts.saved if not value.alive]
         line = (
@@ -161,7 +161,7 @@ def _not_fused(facts: Facts, width: int, detail: str) -> Iterator[str]:
 
 
 def _names(group: NotFused) -> str:
-    """The operators of a group, the most frequent ones by name."""
+    """Return the operators of a group, naming the most frequent."""
     shown = _MOST if len(group.operators) > _MOST + 1 else _MOST + 1
     names = [f"{count} {_short(name)}" for name, count in group.operators[:shown]]
     rest = group.operators[shown:]
@@ -183,7 +183,7 @@ def _listed(items: Sequence[str], width: int, where: str) -> Iterator[str]:
 
 
 def _brief(text: str) -> str:
-    """The first line of a text, or as much of it as three lines hold; it says that there is more."""
+    """Return the first line of a text, at most three lines long when wrapped; " …" marks an omission."""
     line, _, rest = text.strip().partition("\n")
     short = textwrap.shorten(line, 230, placeholder=" …")
     return (

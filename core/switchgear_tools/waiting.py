@@ -1,4 +1,4 @@
-"""Waiting for what is compiled in the background."""
+"""Waiting for compilations in the background."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from switchgear.runtime.entry import Entry
 def wait(jitted: object, timeout: float | None = None) -> str:
     """Block until the regions of a jitted function that compile in the background are in use.
 
-    Only regions of calls that have run are waited for; those of a backward start to compile when it first runs.
+    Only regions of calls that have run are waited for; regions of a backward start to compile when the backward first
+    runs.
 
     Args:
         jitted: the result of `sg.jit`.
@@ -67,7 +68,7 @@ def _entries(compiler: Compiler) -> Iterator[Entry]:
 
 
 def progress_of(entry: Entry) -> Iterator[str]:
-    """Since when the programs of an entry run regions that were compiled in the background, or that they do not yet."""
+    """Yield for each program of an entry since when its compiled regions run, or that the regions still compile."""
     for index, program in enumerate(entry.programs()):
         name, job = "backward" if index else "forward", program.job
         if job is not None and not job.done:

@@ -18,7 +18,7 @@ from switchgear_tools.page.payload import Measured, payload_of
 def write_page(
     facts: Facts, summary: str, path: str | os.PathLike[str], measured: Measured | None = None
 ) -> Path:
-    """Write the page, and return its path."""
+    """Write the page, and return its path. Raises `InvalidInput` if the file cannot be written."""
     text = page(payload_of(facts, summary, measured))
     place = Path(path)
     try:
@@ -32,7 +32,7 @@ def write_page(
 
 
 def page(data: dict[str, Any]) -> str:
-    """Return the HTML. The data is compressed and in base64, so no text of the user's is markup or code."""
+    """Return the HTML. The data is compressed and in base64, so no user's text is markup or code."""
     packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), mtime=0)
     parts = {
         "page.css": _source("page.css"),

@@ -18,9 +18,9 @@ from switchgear_tools.facts import ExplainedProgram, Facts, by_executor
 from switchgear_tools.lifetimes import lifetimes
 from switchgear_tools.ranges import label_of
 
-#: Programs with more lines are folded: lines of one module become one, at most so many.
+#: Programs with more than `MOST` lines are folded: up to `FOLDED` lines of one module become one.
 MOST, FOLDED = 50_000, 100
-#: Programs with more lines are shown without the stages that led to them.
+#: Programs with more lines are shown without their stages.
 MOST_WITH_STAGES = 20_000
 
 Row = dict[str, Any]
@@ -40,7 +40,7 @@ class Measured:
 
 
 def payload_of(facts: Facts, summary: str, measured: Measured | None = None) -> dict[str, Any]:
-    """Return all that the page shows; texts and choices are numbers of the tables `texts` and `choices`."""
+    """Return the content of the page; texts and choices are indices into the tables `texts` and `choices`."""
     lines = sum(map(_operators, facts.programs))
     tables = _Tables(facts.selection.skipped, measured)
     graphs = [
@@ -72,7 +72,7 @@ def _about_folding(lines: int) -> str:
 
 
 class _Tables:
-    """Texts and choices, each told once; choices without the executors that are unavailable, as the summary says."""
+    """Tables of distinct texts and choices; choices without unavailable executors, which the summary lists."""
 
     def __init__(
         self, skipped: Collection[tuple[str, str]], measured: Measured | None = None
@@ -88,7 +88,7 @@ class _Tables:
         return self.texts.setdefault(printable(text), len(self.texts))
 
     def measured(self, item: BoundSymbol) -> Row:
-        """Return the share of time of a line that runs, and the bytes allocated inside, where they were measured."""
+        """Return the measured share of time of a line, and the bytes allocated inside; empty without measurements."""
         if self._measured is None or (label := label_of(item)) not in self._measured.shares:
             return {}
         run, peaks = self._runs[label], self._measured.peaks.get(label, ())
@@ -118,7 +118,7 @@ def _graph(
 
 
 class _Program:
-    """One forward or backward as rows: a row for each line, and after a region those of its operators."""
+    """One forward or backward as rows: a row for each line, and after a region a row for each of its operators."""
 
     def __init__(
         self, program: ExplainedProgram, tables: _Tables, forward: _Program | None = None
@@ -128,7 +128,7 @@ class _Program:
         self._forward = forward
         self.rows: list[Row] = []
         self.makers: dict[str, int] = {}
-        #: The program before lines that free values, which the page shows as lifetimes.
+        #: The program without lines that free values: the page shows lifetimes instead.
         self._trace = program.stages[-2]
         scope = _scope(self._trace)
         for place, item in enumerate(self._trace.bound_symbols):
@@ -171,7 +171,7 @@ class _Program:
         self.rows.append(row)
 
     def _partners(self, item: BoundSymbol, forward: _Program) -> Row:
-        """The rows of the forward that a line of the backward belongs to and the rules, or why there are none."""
+        """Return the forward rows and rules of a backward line, or the reason why there are none."""
         calls = item.subsymbols if item.fused_by else (item,)
         links = [link for call in calls for link in call.links]
         rows = {
@@ -233,7 +233,7 @@ def _stages(stages: Iterable[Trace], tables: _Tables) -> Iterator[dict[str, Any]
 
 
 def _fold(programs: list[dict[str, Any]]) -> None:
-    """Have one row stand for neighbours of one module and executor."""
+    """Replace adjacent rows of one module and executor with one row."""
     places: dict[int, int] = {}
     for program in programs:
         groups: list[Row] = []

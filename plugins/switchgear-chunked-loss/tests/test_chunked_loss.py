@@ -1,4 +1,4 @@
-"""The loss and its gradients beside eager, and in models as they are."""
+"""The loss and its gradients compared with eager, alone and in unmodified models."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_z_loss_of_bamba_as_it_is() -> None:
 
 
 def test_sums_that_are_left_to_pytorch() -> None:
-    """The loss is read before the sums are there."""
+    """Leave the sums to PyTorch where the loss is read before the sums exist."""
 
     def loss(x: Tensor, weight: Tensor) -> Tensor:
         logits = F.linear(x[0], weight)

@@ -1,4 +1,4 @@
-"""The plugin where it is installed: discovered, chosen when it should be, and right."""
+"""The installed plugin: discovered, chosen in the right calls, and correct."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def times_rounded(x: Tensor, y: Tensor | None = None) -> Tensor:
 
 
 def owners(function: object, kind: str) -> dict[str, str]:
-    """Who was chosen for each operator in the last run."""
+    """Return the owner of each operator in the last run."""
     return {choice.symbol: choice.owner for choice in sg.last_choices(function) if choice.kind == kind}
 
 
 def run(function: Callable[[Tensor], Tensor], *, requires_grad: bool = True) -> tuple[Tensor, Tensor | None]:
-    """The result for one input, and the gradient."""
+    """Return the result for one input, and the gradient."""
     x = torch.linspace(-3, 3, 7, dtype=torch.float64).requires_grad_(requires_grad)
     result = function(x)
     if requires_grad:
@@ -150,7 +150,7 @@ def test_operators_are_well_formed() -> None:
 
 
 def assert_close(actual: tuple[Tensor, Tensor | None], expected: tuple[Tensor, Tensor | None]) -> None:
-    """Results and gradients agree, None included."""
+    """Check that results and gradients agree, None included."""
     torch.testing.assert_close(actual[0], expected[0])
     assert (actual[1] is None) == (expected[1] is None)
     if actual[1] is not None:

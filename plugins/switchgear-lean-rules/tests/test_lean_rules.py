@@ -1,4 +1,4 @@
-"""What the rules save, and that losses and gradients are PyTorch's."""
+"""Saved tensors of the rules, and the equality of losses and gradients with PyTorch's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WITH = ["lean_rules", "torch"]
 
 
 def outcome(function: Any, *given: Tensor) -> tuple[Tensor, ...]:
-    """The result and the gradients, from one point of the random stream."""
+    """Return the result and the gradients, from one point of the random stream."""
     leaves = [one.detach().clone().requires_grad_() for one in given]
     torch.manual_seed(0)
     result = function(*leaves)

@@ -1,4 +1,4 @@
-"""The kernels compile for devices that are not here, to machine code: what the interpreter cannot tell."""
+"""Compilation of the kernels to machine code for absent devices, which the interpreter cannot test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
 
 SOURCE = Path(__file__).parents[1] / "src"
-#: A process of its own, for with TRITON_INTERPRET=1 there is nothing to compile.
+#: A separate process, because with TRITON_INTERPRET=1 nothing is compiled.
 COMPILE = """
 import sys
 import triton

@@ -1,4 +1,4 @@
-"""The kernels beside PyTorch and in a model: on a device, or on a CPU by Triton's interpreter."""
+"""The kernels compared with PyTorch and in a model: on a device, or on a CPU by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WITH = ["triton", "torch"]
 
 
 def owners(function: object, kind: str) -> dict[str, str]:
-    """Who was chosen for each operator in the last run."""
+    """Return the owner of each operator in the last run."""
     return {choice.symbol: choice.owner for choice in sg.last_choices(function) if choice.kind == kind}
 
 
@@ -39,7 +39,7 @@ def test_by_the_kit(label: str) -> None:
 
 
 def llama(dtype: torch.dtype) -> Any:
-    """A small one, of random weights."""
+    """Build a small Llama with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 50}
@@ -79,7 +79,7 @@ def test_llama_as_it_is(dtype: torch.dtype) -> None:
 
 
 def both(model: Any) -> tuple[sg.Trace, sg.Trace]:
-    """What runs, forward and backward."""
+    """Return the programs that run, forward and backward."""
     return sg.last_traces(model)[-1], sg.last_backward_traces(model)[-1]
 
 
@@ -118,7 +118,7 @@ def test_what_is_left_to_pytorch(function: Callable[..., Any], shapes: list[tupl
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_cross_entropy_of_many_classes(reduction: str, label_smoothing: float) -> None:
-    """More than a block holds, and rows that are ignored."""
+    """Test more classes than a block holds, and ignored rows."""
 
     def loss(logits: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(logits * 1, target, reduction=reduction, label_smoothing=label_smoothing)

@@ -18,31 +18,31 @@ __all__ = ["linear_cross_entropy"]
 
 @sg.hookimpl
 def switchgear_executors() -> Sequence[sg.Executor]:
-    """One executor; before those that would take the logits into a region."""
+    """Return the executor; its priority puts it before executors that would take the logits into a region."""
     return [sg.Executor("chunked_loss", priority=10)]
 
 
 @sg.hookimpl
 def switchgear_register_implementations(registry: sg.executors.Registry) -> None:
-    """The loss alone, where no gradient is asked for."""
+    """Install the loss without gradients, for calls that need none."""
     table.install_implementations(registry)
 
 
 @sg.hookimpl
 def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
-    """The loss with its gradients."""
+    """Install the loss with its gradients."""
     table.install_grad_rules(registry)
 
 
 @sg.hookimpl
 def switchgear_passes() -> Sequence[sg.passes.PassPlacement]:
-    """The pattern."""
+    """Return the pass that finds the pattern."""
     return [PASS]
 
 
 @sg.hookimpl
 def switchgear_samples() -> dict[object, list[Sample]]:
-    """Calls for `switchgear test chunked_loss`."""
+    """Return calls for `switchgear test chunked_loss`."""
     x, weight, bias = (torch.linspace(-1, 1, size) for size in (12, 20, 5))
     target = torch.tensor([0, 4, -100])
     given = x.reshape(3, 4), weight.sin().reshape(5, 4)

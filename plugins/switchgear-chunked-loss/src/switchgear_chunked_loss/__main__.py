@@ -1,4 +1,4 @@
-"""Bytes and time of a training step's loss beside eager: `python -m switchgear_chunked_loss`."""
+"""Bytes and time of a training step's loss compared with eager: `python -m switchgear_chunked_loss`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import switchgear as sg
 
 
 def peak_bytes(step: Callable[[], object]) -> int:
-    """The most that a step has allocated at a time, by the allocations that PyTorch's profiler saw on the CPU."""
+    """Return the peak of a step's allocated bytes on the CPU, from the allocations in PyTorch's profiler."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
     held = most = 0
@@ -32,7 +32,7 @@ def peak_bytes(step: Callable[[], object]) -> int:
 
 
 def main() -> None:
-    """Print both, and their ratio."""
+    """Print bytes and time, and their ratios to eager."""
     parser = argparse.ArgumentParser(
         prog="python -m switchgear_chunked_loss", description=(__doc__ or "").splitlines()[0]
     )

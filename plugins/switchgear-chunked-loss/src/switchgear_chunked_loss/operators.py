@@ -1,11 +1,11 @@
-"""The operators: a linear layer and a cross entropy, some rows at a time, with and without gradients."""
+"""The operators: a linear layer and a cross entropy, a chunk of rows at a time, with and without gradients."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-#: So many logits are held at a time.
+#: The most logits in memory at a time, unless a single row has more.
 LOGITS = 2**23
 
 
@@ -19,9 +19,9 @@ def linear_cross_entropy(
     label_smoothing: float,
     mean: bool,
 ) -> Tensor:
-    """`F.cross_entropy(F.linear(x, weight, bias).float(), target, …)`.
+    """Compute `F.cross_entropy(F.linear(x, weight, bias).float(), target, …)`.
 
-    `x` is `[..., features]`, `weight` `[classes, features]`, `target` has as many elements as `x` has rows.
+    Shapes: `x` is `[..., features]`, `weight` is `[classes, features]`; `target` has one element for each row of `x`.
     """
     return _chunked(x, weight, bias, target, ignore_index, label_smoothing, mean, gradients=False)[0]
 
@@ -49,7 +49,7 @@ def loss_and_gradients(
     label_smoothing: float,
     mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same, and its gradients by `x`, `weight` and `bias`; that of no bias is empty."""
+    """Compute the loss, and its gradients by `x`, `weight` and `bias`; without a bias, the last is empty."""
     loss, *gradients = _chunked(x, weight, bias, target, ignore_index, label_smoothing, mean, gradients=True)
     by_x, by_weight, by_bias = gradients
     return loss, by_x, by_weight, by_bias
@@ -80,7 +80,7 @@ def linear_cross_entropy_and_sums(
     label_smoothing: float,
     mean: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The loss, and `torch.logsumexp` of the logits of each row, from which a z-loss is made."""
+    """Compute the loss, and `torch.logsumexp` of the logits of each row, the input of a z-loss."""
     rows: list[Tensor] = []
     options = ignore_index, label_smoothing, mean
     loss = _chunked(x, weight, bias, target, *options, gradients=False, sums=rows)[0]
@@ -114,9 +114,9 @@ def gradients_of_both(
     label_smoothing: float,
     mean: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients by `x`, `weight` and `bias`, from those of loss and sums; the logits are made anew.
+    """Compute the gradients by `x`, `weight` and `bias` from the gradients of loss and sums; recompute the logits.
 
-    What the sums are used for is not known in the forward.
+    The forward cannot compute these gradients early: the use of the sums is unknown there.
     """
     classes, exact = weight.shape[0], sums.dtype
     rows, labels, sums = x.reshape(-1, x.shape[-1]), target.reshape(-1), sums.reshape(-1)

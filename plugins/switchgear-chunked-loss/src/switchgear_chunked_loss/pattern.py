@@ -1,4 +1,4 @@
-"""The pattern: a cross entropy of what a linear layer made, of which nobody else reads the logits but a z-loss."""
+"""The pattern: a linear layer and a cross entropy of its logits, which nothing else reads except a z-loss."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SYMBOL, WITH_SUMS = (
     for one in (_operators.linear_cross_entropy, _operators.linear_cross_entropy_and_sums)
 )
 _OWNER = "chunked_loss"
-#: What may lie between the two: rows stay rows.
+#: Operators that may lie between the linear layer and the cross entropy: rows stay rows.
 _BETWEEN = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten._to_copy.default", "aten.alias.default"})
 
 
 def chunk_losses(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Put one call in the place of each linear layer with its cross entropy."""
+    """Replace each linear layer and its cross entropy with one call."""
     lines = sg.passes.Lines(trace)
     for call in trace.bound_symbols:
         if call.symbol.name != "torch.nn.functional.cross_entropy":
@@ -38,7 +38,7 @@ def chunk_losses(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
 
 
 def _sums(lines: sg.passes.Lines, x: sg.TensorProxy, parts: list[sg.BoundSymbol]) -> list[sg.BoundSymbol]:
-    """The `logsumexp` of the rows, of which a z-loss is made."""
+    """Return the `logsumexp` of the rows, the input of a z-loss; empty if the trace has none."""
     readers = [reader for part in parts[:-1] for reader in lines.readers(part.outputs[0])]
     sums = [reader for reader in readers if reader.symbol.name == "torch.logsumexp"]
     shape, dtype = x.shape[:-1], parts[-1].output.dtype
@@ -46,7 +46,7 @@ def _sums(lines: sg.passes.Lines, x: sg.TensorProxy, parts: list[sg.BoundSymbol]
 
 
 def _objection(call: sg.BoundSymbol, parts: list[sg.BoundSymbol]) -> str:
-    """Why it is left as it is, or an empty string."""
+    """Return the reason against the replacement, or an empty string."""
     logits = call.inputs[0]
     if sg.passes.argument(call, "weight") is not None or sg.passes.argument(call, "reduction") not in ("mean", "sum"):
         return "class weights, or reduction='none'"

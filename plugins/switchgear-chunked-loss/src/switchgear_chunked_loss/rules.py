@@ -1,4 +1,4 @@
-"""What the executor implements and differentiates."""
+"""The implementations and grad rules of the executor."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ table.implementation(linear_cross_entropy_and_sums)(linear_cross_entropy_and_sum
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *options: Any) -> Any:
-    """The loss; saved are its gradients, computed on the way, for the logits are gone by the backward."""
+    """Compute the loss; save the gradients, computed on the way, because the logits are gone by the backward."""
     loss, by_x, by_weight, by_bias = loss_and_gradients(x, weight, bias, target, *options)
     return loss, (by_x, by_weight, by_bias)
 
 
 def backward(by_x: Tensor, by_weight: Tensor, by_bias: Tensor, grad: Tensor) -> Any:
-    """Of each tensor argument, the target's among them."""
+    """Return the gradient of each tensor argument; None for the target."""
     bias = (by_bias * grad.to(by_bias.dtype),) if by_bias.shape[0] else ()
     return (by_x * grad.to(by_x.dtype), by_weight * grad.to(by_weight.dtype), *bias, None)
 
@@ -38,7 +38,7 @@ table.augmented(linear_cross_entropy, forward=forward, backward=backward)
 
 @table.grad_rule(linear_cross_entropy_and_sums)
 def with_sums(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *options: Any) -> Any:
-    """Saved are the arguments and the rows' sums; the backward makes the logits again."""
+    """Compute loss and sums; save the arguments and the sums. The backward recomputes the logits."""
     loss, sums = linear_cross_entropy_and_sums(x, weight, bias, target, *options)
 
     def pullback(grad: Tensor | None, grad_sums: Tensor | None) -> Any:

@@ -1,4 +1,4 @@
-"""An example of a Switchgear plugin: the hooks. Importing it registers nothing with Switchgear."""
+"""An example of a Switchgear plugin: the hooks. Importing this package registers nothing with Switchgear."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["fast_gelu", "rounded"]
 
 @sg.hookimpl
 def switchgear_executors() -> Sequence[sg.Executor]:
-    """One executor; with no list of the user's, it comes before `torch`, which declares a lower priority."""
+    """Return one executor. Without a user's list, `example` comes before `torch`, which declares a lower priority."""
     return [sg.Executor("example")]
 
 
@@ -35,12 +35,12 @@ def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
 
 @sg.hookimpl
 def switchgear_is_constant_for_vjp(bound_symbol: sg.BoundSymbol) -> bool | None:
-    """A skip rule: rounding is a constant for differentiation; of anything else, this plugin has no opinion."""
+    """Return True if a call is a constant for differentiation, as rounding is (a skip rule); None: no opinion."""
     return True if bound_symbol.symbol.name == "switchgear_example.rounded.default" else None
 
 
 @sg.hookimpl
 def switchgear_samples() -> dict[object, list[Sample]]:
-    """Calls for `switchgear test example`: PyTorch has none of this package's own operators."""
+    """Return calls for `switchgear test example`: PyTorch has none of this package's own operators."""
     x = torch.linspace(-3, 3, 12).reshape(3, 4)
     return {fast_gelu: [Sample(fast_gelu, (x,))]}

@@ -1,4 +1,4 @@
-"""Operators of this package's own; Switchgear knows them as any other of PyTorch's."""
+"""This package's own operators; Switchgear treats these like any other operator of PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CUBIC = 0.044715
 
 @torch.library.custom_op("switchgear_example::fast_gelu", mutates_args=())
 def fast_gelu(x: Tensor) -> Tensor:
-    """GELU by its approximation with tanh; a real package would launch a kernel here."""
+    """Compute GELU by its approximation with tanh; a real package would launch a kernel here."""
     return 0.5 * x * (1 + torch.tanh(_SCALE * (x + _CUBIC * x**3)))
 
 
@@ -24,7 +24,7 @@ def _(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("switchgear_example::rounded", mutates_args=())
 def rounded(x: Tensor, step: float) -> Tensor:
-    """`x` rounded to multiples of `step`."""
+    """Round `x` to multiples of `step`."""
     return torch.round(x / step) * step
 
 
@@ -34,6 +34,6 @@ def _(x: Tensor, step: float) -> Tensor:
 
 
 def fast_gelu_derivative(x: Tensor) -> Tensor:
-    """The derivative of `fast_gelu`, in plain PyTorch."""
+    """Compute the derivative of `fast_gelu`, in plain PyTorch."""
     tanh = torch.tanh(_SCALE * (x + _CUBIC * x**3))
     return 0.5 * (1 + tanh) + 0.5 * x * (1 - tanh**2) * _SCALE * (1 + 3 * _CUBIC * x**2)

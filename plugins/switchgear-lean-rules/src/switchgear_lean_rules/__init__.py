@@ -1,4 +1,4 @@
-"""Gradient rules that save masks in place of values: the hooks."""
+"""Grad rules that save masks in place of values: the hooks."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
 
 @sg.hookimpl
 def switchgear_passes() -> Sequence[sg.passes.PassPlacement]:
-    """The pattern."""
+    """Return the pass that finds the pattern."""
     return [PASS]
 
 
 @sg.hookimpl
 def switchgear_samples() -> dict[object, list[Sample]]:
-    """Calls for `switchgear test lean_rules`."""
+    """Return calls for `switchgear test lean_rules`."""
     x = torch.linspace(-2, 2, 48).reshape(2, 2, 3, 4)
     attention: list[dict[str, object]] = [{"is_causal": True}, {"attn_mask": torch.ones(3, 3).tril()}]
     return {

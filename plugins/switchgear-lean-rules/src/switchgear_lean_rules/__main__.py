@@ -14,26 +14,26 @@ import switchgear as sg
 
 
 def gpt2(attention: str) -> Any:
-    """A small one, of random weights."""
+    """Return a small GPT-2 with random weights."""
     sizes: dict[str, Any] = {"n_layer": 4, "n_embd": 128, "n_head": 4, "vocab_size": 1000, "n_positions": 64}
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     return GPT2LMHeadModel(GPT2Config(**sizes, **ends, attn_implementation=attention))
 
 
 def bert(attention: str) -> Any:
-    """The same of the other kind."""
+    """Return a small BERT with random weights."""
     sizes: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": 128, "num_attention_heads": 4}
     more: dict[str, Any] = {"intermediate_size": 512, "vocab_size": 1000, "max_position_embeddings": 64}
     return BertForMaskedLM(BertConfig(**sizes, **more, attn_implementation=attention))
 
 
 def saved_bytes(model: Any) -> int:
-    """What the last forward keeps besides its inputs, in bytes."""
+    """Return the bytes that the last forward saved, without inputs."""
     return sum(one.bytes for one in sg.last_saved(model) if not one.alive)
 
 
 def main() -> None:
-    """Print both, their ratios, and how far the losses and gradients are apart."""
+    """Print bytes and time, their ratios, and the differences of losses and gradients."""
     parser = argparse.ArgumentParser(
         prog="python -m switchgear_lean_rules", description=(__doc__ or "").splitlines()[0]
     )
@@ -53,7 +53,7 @@ def main() -> None:
             for executors in lists:
                 torch.manual_seed(0)
                 model = make(options.attention).train()
-                # the measured steps run what is compiled, and nothing compiles beside them
+                # the measured steps run compiled code, and no compilation runs next to them
                 models.append(sg.jit(model, executors=executors, compile="now"))
 
             def step(model: Any, seed: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The pattern: GELU (tanh) written out, as `gelu_new` of Transformers; PyTorch's own saves its argument alone."""
+"""The pattern: GELU (tanh) written out, as `gelu_new` of Transformers; PyTorch's own GELU saves its argument alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WRITTEN_OUT = _MUL, (_MUL, "x", 0.5), (_ADD, _TANH, 1.0)
 
 
 def one_gelu(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Put PyTorch's GELU in the place of each that is written out and differentiated."""
+    """Replace each written-out and differentiated GELU with PyTorch's GELU."""
     lines = sg.passes.Lines(trace)
     for call in trace.bound_symbols:
         match = lines.match(call, _WRITTEN_OUT) if call.grad_enabled else None

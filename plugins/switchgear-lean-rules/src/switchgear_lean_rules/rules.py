@@ -1,4 +1,4 @@
-"""The rules, each with what it saves."""
+"""The grad rules, each with its residuals."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _aten = torch.ops.aten
 
 
 def relu_forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Saved is where nothing passes; a NaN passes, as in PyTorch."""
+    """Compute ReLU; save the mask of the stopped elements. A NaN passes, as in PyTorch."""
     y = torch.relu(x)
     return y, y <= 0
 
 
 def relu_backward(stopped: Tensor, grad: Tensor) -> Tensor:
-    """Nothing where it was stopped, for an infinite gradient too."""
+    """Return the gradient: 0 at stopped elements, for an infinite gradient too."""
     return grad.masked_fill(stopped, 0)
 
 
@@ -30,7 +30,7 @@ table.augmented(_aten.relu.default, forward=relu_forward, backward=relu_backward
 
 
 def drops_on_cpu(call: sg.BoundSymbol) -> bool | str:
-    """Where PyTorch draws floating-point numbers; elsewhere its dropout keeps a mask by itself."""
+    """Check whether PyTorch draws floating-point numbers for this dropout; elsewhere PyTorch keeps a mask already."""
     if call.inputs[0].device.type != "cpu":
         return "PyTorch's own dropout keeps a mask there"
     if call.inputs[0].dtype not in (torch.float32, torch.float64):
@@ -43,13 +43,13 @@ def drops_on_cpu(call: sg.BoundSymbol) -> bool | str:
 
 @table.grad_rule(F.dropout, checker=drops_on_cpu)
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """Saved is the mask."""
+    """Compute dropout; save the mask."""
     kept = _draw(x, p)
     return _drop(x, kept, p), lambda grad: _drop(grad, kept, p)
 
 
 def attends_with_weights(call: sg.BoundSymbol) -> bool | str:
-    """Where PyTorch makes the weights as a whole, and saves them three times over."""
+    """Check whether PyTorch materialises the attention weights, and saves three copies."""
     query, key = (sg.passes.argument(call, name) for name in ("query", "key"))
     mask = sg.passes.argument(call, "attn_mask")
     if not any(part.symbol.name == "aten._safe_softmax.default" for part in call.subsymbols):
@@ -76,9 +76,9 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Saved are arguments and the dropout's mask; the backward makes the weights again."""
+    """Compute attention; save the arguments and the dropout mask. The backward recomputes the weights."""
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    # products of matrices would copy what is laid out otherwise each time
+    # matrix products would copy operands of another layout each time
     scaled, key, value = query.contiguous() * factor, key.contiguous(), value.contiguous()
     raised = 1 / (1 - dropout_p)
 
@@ -109,7 +109,7 @@ def attention(
 
 
 def _draw(like: Tensor, p: float) -> Tensor:
-    """What is kept, as PyTorch draws it for a tensor of this layout; bytes are multiplied faster than booleans."""
+    """Return the mask of kept elements, drawn as by PyTorch for this layout; bytes multiply faster than booleans."""
     return torch.empty_like(like, dtype=torch.uint8).bernoulli_(1 - p)
 
 

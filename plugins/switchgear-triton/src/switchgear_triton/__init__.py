@@ -21,31 +21,31 @@ __all__ = ["TritonExecutor"]
 
 @sg.hookimpl
 def switchgear_executors() -> Sequence[sg.Executor]:
-    """One executor; before those that fuse, which it competes with otherwise."""
+    """Return the executor; its priority puts it before the fusion executors, which would compete for the same calls."""
     return [TritonExecutor("triton", priority=5)]
 
 
 @sg.hookimpl
 def switchgear_register_implementations(registry: sg.executors.Registry) -> None:
-    """The kernels."""
+    """Install the kernels."""
     table.install_implementations(registry)
 
 
 @sg.hookimpl
 def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
-    """Their gradients."""
+    """Install the gradients of the kernels."""
     table.install_grad_rules(registry)
 
 
 @sg.hookimpl
 def switchgear_passes() -> Sequence[sg.passes.PassPlacement]:
-    """The patterns."""
+    """Return the passes that find the patterns."""
     return PASSES
 
 
 @sg.hookimpl
 def switchgear_samples() -> dict[Any, list[Sample]]:
-    """Calls for `switchgear test triton`."""
+    """Return calls for `switchgear test triton`."""
     x, grad, weight = (torch.linspace(-2, 2, size).sin() for size in (24, 24, 6))
     rows, given = x.reshape(4, 6), grad.cos().reshape(4, 6)
     heads, angles = x.reshape(1, 2, 2, 6), torch.linspace(0, 3, 12).reshape(1, 1, 2, 6)

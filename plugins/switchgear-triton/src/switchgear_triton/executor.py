@@ -1,4 +1,4 @@
-"""Which calls the executor takes."""
+"""The executor, and checkers for the calls that its kernels accept."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch
 import switchgear as sg
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-#: The longest row that a program holds at once.
+#: The longest row that a kernel holds at once, in elements.
 _LONGEST = 2**16
 
 
 class TritonExecutor(sg.Executor):
-    """Runs the operators of this package by its kernels, on CUDA and ROCm."""
+    """Executor of this package's operators by its kernels, on CUDA and ROCm."""
 
     def unavailable(self) -> str | None:
-        """Triton has to be there, and a device, or its interpreter."""
+        """Return the reason if Triton or a device is missing, else None; Triton's interpreter replaces a device."""
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed; PyTorch's builds for CUDA and ROCm bring it"
         if torch.cuda.is_available() or _interpreted():
@@ -33,7 +33,7 @@ def _interpreted() -> bool:
 
 
 def _unfit(values: Sequence[sg.TensorProxy]) -> str:
-    """Why no kernel takes these, or an empty string."""
+    """Return why no kernel accepts these values, or an empty string."""
     first = values[0]
     if first.device.type != ("cpu" if _interpreted() else "cuda"):
         return f"not on {first.device.type}"
@@ -47,7 +47,7 @@ def _unfit(values: Sequence[sg.TensorProxy]) -> str:
 
 
 def takes_rows(call: sg.BoundSymbol) -> bool | str:
-    """Rows of `x` that a program holds at once, and a result without gaps."""
+    """Check for rows of `x` that a kernel can hold at once, and a contiguous result."""
     x = sg.passes.argument(call, "x")
     size = x.shape[-1] if x.shape else 0
     if not 0 < size <= _LONGEST:
@@ -58,7 +58,7 @@ def takes_rows(call: sg.BoundSymbol) -> bool | str:
 
 
 def takes_rms_norm(call: sg.BoundSymbol) -> bool | str:
-    """`F.rms_norm` over the last dimension."""
+    """Check for `F.rms_norm` over the last dimension."""
     x, weight, eps = (sg.passes.argument(call, name) for name in ("input", "weight", "eps"))
     if len(sg.passes.argument(call, "normalized_shape")) != 1 or eps is None:
         return "over several dimensions, or eps is not given"
@@ -68,7 +68,7 @@ def takes_rms_norm(call: sg.BoundSymbol) -> bool | str:
 
 
 def takes_turned(call: sg.BoundSymbol) -> bool | str:
-    """Rows of even length, in four dimensions, of which the last lies close."""
+    """Check for four dimensions and rows of even length, contiguous along the last dimension."""
     x, cos, sin = call.inputs
     if reason := _unfit(call.inputs):
         return reason
@@ -80,7 +80,7 @@ def takes_turned(call: sg.BoundSymbol) -> bool | str:
 
 
 def takes_alike(call: sg.BoundSymbol) -> bool | str:
-    """What is laid out alike, without gaps, element by element."""
+    """Check for elementwise operands and results of one layout, without gaps."""
     if reason := _unfit(call.inputs):
         return reason
     first, *others = (*call.inputs, *call.outputs)
@@ -91,7 +91,7 @@ def takes_alike(call: sg.BoundSymbol) -> bool | str:
 
 
 def takes_logits(call: sg.BoundSymbol) -> bool | str:
-    """A matrix of logits, and the index of a class for each row."""
+    """Check for a matrix of logits, and the index of a class for each row."""
     logits, target = sg.passes.argument(call, "logits"), sg.passes.argument(call, "target")
     if len(logits.shape) != 2 or target.dtype != torch.int64:
         return "no matrix of logits, or no indices of classes"
@@ -99,7 +99,7 @@ def takes_logits(call: sg.BoundSymbol) -> bool | str:
 
 
 def takes_cross_entropy(call: sg.BoundSymbol) -> bool | str:
-    """`F.cross_entropy` of a matrix of logits."""
+    """Check for `F.cross_entropy` of a matrix of logits."""
     logits, target = sg.passes.argument(call, "input"), sg.passes.argument(call, "target")
     if len(logits.shape) != 2 or target.dtype != torch.int64 or len(target.shape) != 1:
         return "no matrix of logits, or no indices of classes"

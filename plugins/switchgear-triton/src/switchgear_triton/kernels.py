@@ -13,7 +13,7 @@ def rms_norm(x, weight, y, size, EPS: tl.constexpr, HAS_WEIGHT: tl.constexpr, WI
     inside = at < size
     value = tl.load(x + row + at, inside, 0.0).to(WIDE)
     normal = value * tl.rsqrt(tl.sum(value * value) / size + EPS)
-    # rounded before it is weighted, as models do
+    # round before the weight is applied, as models do
     normal = normal.to(y.dtype.element_ty).to(WIDE)
     if HAS_WEIGHT:
         normal *= tl.load(weight + at, inside, 0.0).to(WIDE)
@@ -34,7 +34,7 @@ def rms_norm_backward(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # each program takes every so many rows, and keeps its own sum of the weight's gradients
+    # each program takes rows at a fixed step, and keeps its own sum of the weight's gradients
     at = tl.arange(0, BLOCK)
     inside = at < size
     total = tl.zeros([BLOCK], WIDE)
@@ -134,7 +134,7 @@ def row_losses(
         inside = start + at < classes
         value = tl.load(logits + start + at, inside, float("-inf")).to(WIDE)
         higher = tl.maximum(highest, tl.max(value))
-        # a row of -inf alone has no finite maximum to take off
+        # a row of only -inf has no finite maximum to subtract
         taken = tl.where(higher == float("-inf"), 0.0, higher)
         power = power * tl.exp(highest - taken) + tl.sum(tl.exp(value - taken))
         highest = higher
@@ -142,7 +142,7 @@ def row_losses(
     result = tl.log(power) + tl.where(highest == float("-inf"), 0.0, highest)
     label = tl.load(target + row)
     kept = label != ignored
-    # a class that is not there makes the loss NaN
+    # a class index out of range makes the loss NaN
     known = kept & (label >= 0) & (label < classes)
     chosen = tl.load(logits + tl.where(known, label, 0), known, float("nan")).to(WIDE)
     loss = result - (1 - SMOOTHING) * chosen
@@ -171,7 +171,7 @@ def row_losses_backward(
     label = tl.load(target + row)
     value = tl.load(logits + row * classes + at, inside, float("-inf")).to(WIDE)
     share = tl.exp(value - tl.load(sums + row))
-    one = tl.full([], 1.0, WIDE)  # Triton takes a number of Python's for one of float32
+    one = tl.full([], 1.0, WIDE)  # Triton treats a Python number as float32
     share -= tl.where(at == label, one * (1 - SMOOTHING), 0.0) + one * SMOOTHING / classes
     result = tl.where(label != ignored, share * tl.load(grad + row), 0.0)
     tl.store(by_logits + row * classes + at, result.to(by_logits.dtype.element_ty), inside)

@@ -1,4 +1,4 @@
-"""What launches the kernels: each function runs the operator of its name, and has its arguments."""
+"""Launchers of the kernels: each function runs the operator of the same name, with the same arguments."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from . import kernels
 
-#: Whether Triton runs kernels by its interpreter, on a CPU. It replaces functions of `triton.language` while it does.
+#: Whether Triton's interpreter runs kernels, on a CPU. Meanwhile functions of `triton.language` are replaced.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 _lock = threading.Lock()
 _BLOCK = 1024
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Runs the operator of this name."""
+    """Run the operator `rms_norm`."""
     x = x.contiguous()
     y = torch.empty_like(x)
     size = x.shape[-1]
@@ -34,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """Runs the operator of this name."""
+    """Run the operator `rms_norm_backward`."""
     grad, x = grad.contiguous(), x.contiguous()
     size = x.shape[-1]
     rows = x.numel() // size
@@ -51,12 +51,12 @@ def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, eps: float
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Runs the operator of this name."""
+    """Run the operator `rope`."""
     return _turned(x, cos, sin, backward=False)
 
 
 def rope_backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Runs the operator of this name."""
+    """Run the operator `rope_backward`."""
     return _turned(grad, cos, sin, backward=True)
 
 
@@ -73,7 +73,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, *, backward: bool) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Runs the operator of this name; both are laid out alike, without gaps."""
+    """Run the operator `swiglu`; both operands have one layout, without gaps."""
     y = torch.empty_like(gate)
     with _alone():
         kernels.swiglu[(triton.cdiv(y.numel(), _BLOCK),)](gate, up, y, y.numel(), _wide(gate), _BLOCK)
@@ -81,7 +81,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Runs the operator of this name."""
+    """Run the operator `swiglu_backward`."""
     by_gate, by_up = torch.empty_like(gate), torch.empty_like(up)
     with _alone():
         kernels.swiglu_backward[(triton.cdiv(gate.numel(), _BLOCK),)](
@@ -91,7 +91,7 @@ def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Ten
 
 
 def row_losses(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """Runs the operator of this name."""
+    """Run the operator `row_losses`."""
     logits, target = logits.contiguous(), target.contiguous()
     rows, classes = logits.shape
     losses = torch.empty(
@@ -108,7 +108,7 @@ def row_losses(logits: Tensor, target: Tensor, ignore_index: int, label_smoothin
 def row_losses_backward(
     grad: Tensor, logits: Tensor, target: Tensor, sums: Tensor, ignore_index: int, label_smoothing: float
 ) -> Tensor:
-    """Runs the operator of this name."""
+    """Run the operator `row_losses_backward`."""
     grad, logits, target, sums = (one.contiguous() for one in (grad, logits, target, sums))
     rows, classes = logits.shape
     by_logits = torch.empty_like(logits)

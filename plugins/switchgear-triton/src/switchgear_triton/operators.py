@@ -1,7 +1,7 @@
-"""The operators of this package: what they compute, by PyTorch.
+"""The operators of this package, computed by PyTorch.
 
-They are composites of PyTorch's operators, so PyTorch infers their shapes and differentiates them to any order, and
-whoever does not take one runs what it is made of.
+Each is a composite of PyTorch's operators. PyTorch therefore infers shapes and differentiates to any order, and an
+executor that declines the composite leaves its parts to others.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """The rows of `x` over the roots of their mean squares, times `weight`."""
+    """Divide the rows of `x` by their root mean squares, and multiply by `weight`."""
     wide = _wide(x)
     normal = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
     return normal if weight is None else normal * weight
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """The gradients of `x` and `weight`; that of no weight is that of ones."""
+    """Return the gradients of `x` and `weight`; without a weight, of a weight of ones."""
     wide, wide_grad = _wide(x), _wide(grad)
     root = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     normal = wide * root
@@ -41,34 +41,34 @@ def rms_norm_backward(grad: Tensor, x: Tensor, weight: Tensor | None, eps: float
 
 
 def rotate_half(x: Tensor) -> Tensor:
-    """Each pair of the halves' elements, a quarter of a turn on."""
+    """Swap the halves of rows and negate the new first half: a quarter turn of each pair."""
     half = x.shape[-1] // 2
     return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The halves of rows, as pairs, turned by angles: rotary position embedding as Transformers writes it."""
+    """Rotate the halves of rows, as pairs, by angles: rotary position embedding as in Transformers."""
     return x * cos + rotate_half(x) * sin
 
 
 def rope_backward(grad: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The gradient of `x`."""
+    """Return the gradient of `x`."""
     return grad * cos - rotate_half(grad * sin)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """`silu(gate) * up`."""
+    """Compute `silu(gate) * up`."""
     return F.silu(gate) * up
 
 
 def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of both."""
+    """Return the gradients of `gate` and `up`."""
     sigmoid = torch.sigmoid(gate)
     return grad * up * sigmoid * (1 + gate * (1 - sigmoid)), grad * gate * sigmoid
 
 
 def row_losses(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
-    """The cross entropy of each row, 0 where it is ignored, and the logarithm of its sum of powers; wide."""
+    """Return the cross entropy of each row (0 if ignored) and the `logsumexp` of each row, at least in float32."""
     wide = _wide(logits)
     kept = target != ignore_index
     chosen = wide.gather(1, target.masked_fill(~kept, 0)[:, None])[:, 0]
@@ -82,7 +82,7 @@ def row_losses(logits: Tensor, target: Tensor, ignore_index: int, label_smoothin
 def row_losses_backward(
     grad: Tensor, logits: Tensor, target: Tensor, sums: Tensor, ignore_index: int, label_smoothing: float
 ) -> Tensor:
-    """The gradient of the logits, from that of the rows' losses."""
+    """Return the gradient of the logits, from the gradient of the rows' losses."""
     kept = target != ignore_index
     share = torch.exp(_wide(logits) - sums[:, None])
     hit = target[:, None] == torch.arange(logits.shape[1], device=target.device)
@@ -113,5 +113,5 @@ ROW_LOSSES_BACKWARD = _define(
 
 
 def symbol(operator: Any) -> sg.Symbol:
-    """An operator as it stands in a trace."""
+    """Return the symbol of an operator in a trace."""
     return sg.Symbol(str(operator), operator)

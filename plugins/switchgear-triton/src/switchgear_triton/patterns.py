@@ -1,4 +1,4 @@
-"""The patterns: what models write out, as Transformers does, becomes one operator of this package."""
+"""The patterns: code that models write out, as in Transformers, becomes one operator of this package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GATED = _MUL, ("aten.silu.default", "gate"), "up"
 
 
 def norms(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """RMSNorm; in low precision, with the casts around it."""
+    """Find RMSNorm; in low precision, with the casts around the norm."""
     lines = sg.passes.Lines(trace)
     for call in trace.bound_symbols:
         match = lines.match(call, _NORM, _CAST)
@@ -34,7 +34,7 @@ def norms(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
 
 
 def turns(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Rotary position embedding."""
+    """Find rotary position embedding."""
     lines = sg.passes.Lines(trace)
     for call in trace.bound_symbols:
         match = lines.match(call, _TURNED)
@@ -48,7 +48,7 @@ def turns(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
 
 
 def gates(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """SwiGLU."""
+    """Find SwiGLU."""
     lines = sg.passes.Lines(trace)
     for call in trace.bound_symbols:
         match = lines.match(call, _GATED)

@@ -1,4 +1,4 @@
-"""What the executor implements and differentiates; the backward of each is an operator that it implements, too."""
+"""The implementations and grad rules of the executor; every backward is an operator with its own kernel."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KERNELS: tuple[tuple[Any, Any], ...] = (
 
 
 def _by_kernel(name: str) -> Callable[..., Any]:
-    """The launcher of this name; Triton is imported when it is first called."""
+    """Return the launcher of this name; its first call imports Triton."""
 
     @functools.wraps(getattr(operators, name))
     def launch(*args: Any, **kwargs: Any) -> Any:
@@ -44,7 +44,7 @@ for _operator, _checker in _KERNELS:
 
 @table.implementation(F.rms_norm, takes_rms_norm)
 def rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """By the kernel of the written-out norm."""
+    """Run the kernel of the written-out norm."""
     assert eps is not None
     y: Tensor = _by_kernel("rms_norm")(input, weight, eps)
     return y
@@ -52,7 +52,7 @@ def rms_norm(input: Tensor, normalized_shape: Any, weight: Tensor | None = None,
 
 @table.grad_rule(operators.RMS_NORM, takes_rows)
 def rms_norm_rule(x: Tensor, weight: Tensor | None, eps: float) -> Any:
-    """Saved are the arguments: the backward takes the root of each row anew, from a row that it reads anyway."""
+    """Compute the norm and save the arguments: the backward recomputes the root of each row, which is read anyway."""
     return operators.RMS_NORM(x, weight, eps), _pullback_of_norm(x, weight, eps)
 
 
@@ -60,7 +60,7 @@ def rms_norm_rule(x: Tensor, weight: Tensor | None, eps: float) -> Any:
 def functional_rms_norm_rule(
     input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
 ) -> Any:
-    """The same of PyTorch's own."""
+    """Compute PyTorch's own norm; save the arguments."""
     return F.rms_norm(input, normalized_shape, weight, eps), _pullback_of_norm(input, weight, eps)
 
 
@@ -80,13 +80,13 @@ def _turns_alone(call: sg.BoundSymbol) -> bool | str:
 
 @table.grad_rule(operators.ROPE, _turns_alone)
 def rope_rule(x: Tensor, cos: Tensor, sin: Tensor) -> Any:
-    """Saved are the angles."""
+    """Compute RoPE; save the angles."""
     return operators.ROPE(x, cos, sin), lambda grad: (operators.ROPE_BACKWARD(grad, cos, sin), None, None)
 
 
 @table.grad_rule(operators.SWIGLU, takes_alike)
 def swiglu_rule(gate: Tensor, up: Tensor) -> Any:
-    """Saved are the arguments."""
+    """Compute SwiGLU; save the arguments."""
     return operators.SWIGLU(gate, up), lambda grad: operators.SWIGLU_BACKWARD(grad, gate, up)
 
 
@@ -101,7 +101,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """The rows' losses by the kernel, and their mean or sum."""
+    """Compute the rows' losses by the kernel, then their mean or sum."""
     losses, _ = _by_kernel("row_losses")(input, target, ignore_index, label_smoothing)
     return _reduced(losses, target, ignore_index, reduction).to(input.dtype)
 
@@ -117,7 +117,7 @@ def cross_entropy_rule(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Saved are the logits and a number for each row."""
+    """Compute the loss; save the logits and a number for each row."""
     losses, sums = operators.ROW_LOSSES(input, target, ignore_index, label_smoothing)
 
     def pullback(grad: Tensor) -> tuple[Tensor, None]:
