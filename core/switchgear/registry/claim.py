@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 from switchgear.errors import ExecutorUnavailable
@@ -24,13 +25,14 @@ def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
     A line of a fusion executor keeps its decomposition, because it may have to be claimed again: then `refusals` name
     the executors that do not run the line after all.
     """
-    fusion, apart, exact = selection.fusion, selection.without_fusion(), selection.exact()
+    fusion = selection.fusion
+    apart, exact = cache(selection.without_fusion), cache(selection.exact)
     body: list[BoundSymbol] = []
     pending = deque(trace.bound_symbols)
     while pending:
         item = pending.popleft()
         implementation, declined, waits = claimant(
-            item, exact if EXACT in item.tags else apart if IN_PLACE in item.tags else selection
+            item, exact() if EXACT in item.tags else apart() if IN_PLACE in item.tags else selection
         )
         owner = "decomposition" if implementation is None else implementation.owner
         choices = (
