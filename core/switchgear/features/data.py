@@ -11,7 +11,7 @@ that floats decide are `DataDependent`: they differ in each call.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
 import torch
@@ -142,17 +142,17 @@ class Data(Handler):
         expected = (
             assertions.asserted() if is_truth and recorder.reads_inputs is not False else None
         )
+        tags = (CHECK,) if expected is None else (CHECK, LATE)
         known: Known = recorder.state(self)
         try:
             result, from_inputs = known.call(recorder, call.func, args, kwargs, need)
         except _Drawn as drawn:
             if expected is None:
                 raise DataDependent(str(drawn)) from None
-            recorder.record(CHECK_RESULT, (expected, call.func, *args), None, CHECK, LATE)
+            recorder.record(CHECK_RESULT, (expected, call.func, *args), None, *tags)
             return expected
         if not any(True for _ in tensors_in(result)):
             if from_inputs:
-                tags = (CHECK,) if expected is None else (CHECK, LATE)
                 recorder.record(CHECK_RESULT, (result, call.func, *args), None, *tags)
             if expected is not None and result is not expected:
                 # formatting the error that eager raises may read the data of stand-ins
@@ -233,9 +233,8 @@ class Known:
             _note_sizes(recorder, function, args, kwargs, result, need)
         return result, from_inputs
 
-    def _compute(self, recorder: Recorder, names: Collection[str], need: str) -> bool:
+    def _compute(self, recorder: Recorder, names: Set[str], need: str) -> bool:
         """Compute values by name; return whether one depends on an input."""
-        names = set(names)
         missing, program = names - self._values.keys(), list[BoundSymbol]()
         lines = [*_lines(recorder)] if missing else []
         for line in reversed(lines):

@@ -32,9 +32,9 @@ def _asked(name: str) -> Callable[..., NoReturn]:
 
 def _binary(function: Callable[..., torch.Tensor], *, swapped: bool = False) -> Callable[..., Any]:
     def method(self: Float, other: object) -> Any:
-        if not isinstance(other, (int, float, Float)):
+        tensor = _tensor(other)
+        if tensor is None:
             return NotImplemented
-        tensor = other.tensor if isinstance(other, Float) else _constant(other)
         pair = (tensor, self.tensor) if swapped else (self.tensor, tensor)
         if function is torch.div and (self if swapped else other) == 0.0:
             raise ZeroDivisionError("float division by zero")
@@ -45,16 +45,19 @@ def _binary(function: Callable[..., torch.Tensor], *, swapped: bool = False) -> 
 
 def _compared(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     def method(self: Float, other: object) -> Any:
-        if not isinstance(other, (int, float, Float)):
-            return NotImplemented
-        tensor = other.tensor if isinstance(other, Float) else _constant(other)
-        return bool(function(self.tensor, tensor))
+        tensor = _tensor(other)
+        return NotImplemented if tensor is None else bool(function(self.tensor, tensor))
 
     return method
 
 
-def _constant(value: float) -> torch.Tensor:
-    return torch.tensor(float(value), dtype=torch.float64, device="cpu")
+def _tensor(value: object) -> torch.Tensor | None:
+    """Return the tensor of a number in the trace, None for other objects."""
+    if isinstance(value, Float):
+        return value.tensor
+    if isinstance(value, (int, float)):
+        return torch.tensor(float(value), dtype=torch.float64, device="cpu")
+    return None
 
 
 _OF_FLOATS = frozenset(dir(float))

@@ -148,8 +148,9 @@ def capture(
         reads_inputs = outer.reads_inputs
     given = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
     # the method was assigned if the module's class lacks it
-    methods = [function.__func__] if isinstance(function, types.MethodType) else []
-    assigned = [one for one in methods if getattr(type(module), one.__name__, None) is not one]
+    code = function.__func__ if isinstance(function, types.MethodType) else None
+    is_own = code is None or getattr(type(module), code.__name__, None) is code
+    assigned = () if is_own else (code,)
     root = function if module is None else module
     roots = (root, *assigned, *given, *filter(has_attributes, leaves))
     objects = {index: leaf for index, leaf in enumerate(leaves) if is_object(leaf)}
