@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear.fusion.choose import Contestants
-from switchgear.registry import plugins
-from switchgear.registry.modes import COMPILE_VARIABLE
-from switchgear.registry.plugin import DISABLE_VARIABLE
+from switchgear_core.regions.choose import Contestants
+from switchgear_core.registry import plugins
+from switchgear_core.registry.modes import COMPILE_VARIABLE
+from switchgear_core.registry.plugin import DISABLE_VARIABLE
 from tests import under_test
 from tests.under_test import fraction, is_slow, part
 

@@ -12,8 +12,8 @@ import transformers
 
 import switchgear as sg
 from benchmarks.measure import Samples, interleave, table, verdict
-from switchgear.grad import derived
-from switchgear.torch_private import clear_fake_results
+from switchgear_core.grad import derived
+from switchgear_core.torch_private import clear_fake_results
 
 #: The longest time, as a fraction of the peer's.
 LIMIT = 0.12

@@ -35,7 +35,7 @@ found = {**seconds, "packages": sorted(tops - {name.partition(".")[0] for name i
 CHECKS = """
 import time, torch, torch.nn.functional as F
 import switchgear as sg
-from switchgear.runtime import execution
+from switchgear_runtime import execution
 
 class Fuses(sg.FusionExecutor):
     def supports(self, bound_symbol):

@@ -11,8 +11,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.measure import Samples, table, verdict
 from switchgear.disk_cache import CACHE_VARIABLE
+
+from benchmarks.measure import Samples, table, verdict
 
 #: The most seconds: importing Switchgear beyond torch, and the first call of one linear layer with `["torch"]`.
 IMPORT_LIMIT, FIRST_LIMIT = 0.15, 0.3

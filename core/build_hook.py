@@ -10,7 +10,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 #: By the path inside the distribution. A source distribution has them there already.
 FOLDERS = {
     "switchgear_torch": "../executors/switchgear_torch",
-    "switchgear/testing/example": "../plugins/switchgear-example",
+    "switchgear_tools/testing/example": "../plugins/switchgear-example",
 }
 
 

@@ -15,16 +15,17 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from scripts import core_size
+
 ROOT = Path(__file__).resolve().parent.parent
 #: Projects by the folders of the repository, the core first.
 PROJECTS = ("core", ".", *sorted(f"plugins/{path.name}" for path in (ROOT / "plugins").iterdir() if path.is_dir()))
 #: Folders of the repository in each wheel, by their place in the wheel.
 CONTENT = {
     "switchgear_core": {
-        "switchgear": "core/switchgear",
-        "switchgear_tools": "core/switchgear_tools",
+        **{name: f"core/{name}" for name in (*core_size.PACKAGES, core_size.TOOLS)},
         "switchgear_torch": "executors/switchgear_torch",
-        "switchgear/testing/example": "plugins/switchgear-example",
+        "switchgear_tools/testing/example": "plugins/switchgear-example",
     },
     "switchgear": {
         path.name: f"executors/{path.name}"

@@ -30,8 +30,10 @@ from typing import Any
 
 import pytest
 
+from scripts.core_size import PACKAGES
+
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ("core/switchgear", "executors/switchgear_torch")
+SOURCES = (*(f"core/{name}" for name in PACKAGES), "executors/switchgear_torch")
 
 #: Variables that name the active mutant, and the folder for the recording.
 ACTIVE, RECORD = "SWITCHGEAR_MUTANT", "SWITCHGEAR_MUTANTS_RECORD"

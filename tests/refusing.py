@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from switchgear import errors
-from switchgear.frontend import session
+from switchgear_frontend import session
 
 _REFUSED: list[object] = []
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
-from switchgear import compiler, errors
-from switchgear.record.signature import flatten_arguments
-from switchgear.registry import plugins
+from switchgear import errors
+from switchgear_core.record.signature import flatten_arguments
+from switchgear_core.registry import plugins
+from switchgear_runtime import compiler
 from tests.core.made_up import Site
 from tests.databases.verdict import global_state
 from tests.falling_back import falls_back

@@ -85,7 +85,7 @@ def test_the_reference_has_every_public_name() -> None:
     inside = (capture, executors, passes, testing)
     names = {f"{module.__name__}.{name}" for module in (sg, *inside) for name in module.__all__}
     results = {name for name in shown if name.startswith("switchgear_tools.")}
-    assert shown - {"switchgear.registry.hookspecs"} - results == names - {module.__name__ for module in inside}
+    assert shown - {"switchgear_core.registry.hookspecs"} - results == names - {module.__name__ for module in inside}
     assert all(pkgutil.resolve_name(name) for name in results)
 
 

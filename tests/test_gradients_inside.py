@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.ir.symbol import DEL
+from switchgear_core.ir.symbol import DEL
 from tests.core.against_eager import check, numbers
 from tests.core.training import Kernel, executor, rules
 from tests.falling_back import assert_falls_back, falls_back

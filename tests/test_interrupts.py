@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 import switchgear as sg
-from switchgear.patches import changes, replaced, together
-from switchgear.record.attempts import undoing
+from switchgear_core.patches import changes, replaced, together
+from switchgear_core.record.attempts import undoing
 from tests import interrupts
 from tests.core.made_up import Meeting
 from tests.falling_back import fallback_told

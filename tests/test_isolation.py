@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear.registry import plugins
-from switchgear.registry.plugin import DISABLE_VARIABLE
+from switchgear_core.registry import plugins
+from switchgear_core.registry.plugin import DISABLE_VARIABLE
 
 STRANGER = EntryPoint("stranger", "a_module_that_nobody_wrote", "switchgear")
 

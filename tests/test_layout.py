@@ -18,15 +18,15 @@ import pytest
 import switchgear
 import switchgear as sg
 from scripts import core_size
-from switchgear.features import BUILT_IN
-from switchgear.ir.symbol import Symbol
+from switchgear_core import own
+from switchgear_core.ir.symbol import Symbol
+from switchgear_frontend.features import BUILT_IN
 from tests.under_test import is_slow, slow_tests
 
 ROOT = Path(__file__).resolve().parent.parent
-CORE = ROOT / "core" / "switchgear"
+CORE = ROOT / "core"
 EXECUTORS = ROOT / "executors"
-KERNEL = ("compile", "frontend", "grad", "ir", "record", "registry", "runtime")
-CORE_FILES = sorted(CORE.rglob("*.py"))
+CORE_FILES = core_size.files_of(*core_size.PACKAGES)
 #: The modules of public names beside the top.
 MODULES: tuple[Any, ...] = (sg.capture, sg.executors, sg.passes, sg.testing)
 PUBLIC = {f"{module.__name__}.{name}" for module in (sg, *MODULES) for name in module.__all__}
@@ -88,17 +88,17 @@ def imported_by(path: Path, root: Path) -> set[str]:
     return {name for statement in statements for name in targets(statement, module, is_package=is_package)}
 
 
-@pytest.mark.parametrize("path", [*CORE_FILES, *sorted(core_size.TOOLS.rglob("*.py"))], ids=relative)
+@pytest.mark.parametrize("path", [*CORE_FILES, *core_size.files_of(core_size.TOOLS)], ids=relative)
 def test_core_and_tools_import_no_executor(path: Path) -> None:
     tree = parsed(path)
     names = {
         name
         for inside in (False, True)
         for statement in imports(tree, inside_functions=inside)
-        for name in targets(statement, module_name(path, CORE.parent), is_package=path.name == "__init__.py")
+        for name in targets(statement, module_name(path, CORE), is_package=path.name == "__init__.py")
     }
     packages = {name.partition(".")[0] for name in names}
-    assert not [name for name in packages - {"switchgear_tools"} if name.startswith("switchgear_")]
+    assert not [name for name in packages - own.PACKAGES if name.startswith("switchgear_")]
 
 
 @pytest.mark.parametrize("path", CORE_FILES, ids=relative)
@@ -111,7 +111,7 @@ def test_core_names_no_vendor(path: Path) -> None:
 def test_the_kernel_names_no_feature() -> None:
     """Neither its handlers nor its symbols, in code; import-linter has it that none is imported."""
     handlers = {type(handler) for feature in BUILT_IN for handler in feature.handlers}
-    modules = [module for name, module in sys.modules.items() if name.startswith("switchgear.features.")]
+    modules = [module for name, module in sys.modules.items() if name.startswith("switchgear_frontend.features.")]
     symbols = {
         (name, value.name)
         for module in modules
@@ -121,8 +121,8 @@ def test_the_kernel_names_no_feature() -> None:
     names = {handler.__name__ for handler in handlers} | {part for symbol in symbols for part in symbol}
     assert len(handlers) > 15
     assert len(symbols) > 2
-    for folder in KERNEL:
-        for path in (CORE / folder).rglob("*.py"):
+    for path in CORE_FILES:
+        if "features" not in path.parts:
             words = {token.string.strip("\"'") for token in core_size.code_tokens(path)}
             assert not words & names, relative(path)
 
@@ -207,7 +207,7 @@ def test_no_file_without_a_topic() -> None:
 
 def test_no_source_root_hides_a_package() -> None:
     """A folder `torch/` under a source root would be imported in place of PyTorch."""
-    roots = [ROOT / "core", ROOT / "executors"]
+    roots = [CORE, EXECUTORS]
     names = {path.name for root in roots for path in root.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert all(name == "switchgear" or name.startswith("switchgear_") for name in names)
     assert not any((root / "__init__.py").exists() for root in roots)

@@ -15,7 +15,7 @@ from torch import nn
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.compile import pipeline
+from switchgear_core.passes import pipeline
 from tests.falling_back import falls_back
 
 FAULT = "Switchgear itself fails, with "

@@ -24,8 +24,8 @@ from torch.utils.checkpoint import (
 
 import switchgear as sg
 from benchmarks import checkpoint_memory
-from switchgear.grad.redraw import random_state, swap_random_state
-from switchgear.ir.symbol import DEL, RANDOM, RECOMPUTED
+from switchgear_core.grad.redraw import random_state, swap_random_state
+from switchgear_core.ir.symbol import DEL, RANDOM, RECOMPUTED
 from tests.core.training import Kernel, backward, executor, forward, leaf, lines, operators, rules
 from tests.falling_back import fallback_told, falls_back
 from tests.oracle import differences, fallbacks_recorded, own

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 import transformers
 
 import switchgear as sg
-from switchgear.errors import (
+from switchgear.jit import compiler_of, last_entry
+from switchgear_core.errors import (
     ExecutorUnavailable,
     InvalidInput,
     PluginWarning,
@@ -21,8 +22,7 @@ from switchgear.errors import (
     Unsupported,
     warn_once,
 )
-from switchgear.jit import compiler_of, last_entry
-from switchgear.runtime import backwards
+from switchgear_runtime import backwards
 from tests.core.against_eager import numbers
 from tests.databases.verdict import Case, Outcome, judge
 from tests.oracle import differences

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import switchgear as sg
 from switchgear.errors import Unsupported
-from switchgear.frontend.floats import Float
+from switchgear_frontend.floats import Float
 
 VALUES = (0.1, 0.7, -1.3, 2.0, 1e-3, math.inf, 0.0)
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import switchgear as sg
-from switchgear.registry.fuel import Fuel
-from switchgear.registry.order import Executors
+from switchgear_core.registry.fuel import Fuel
+from switchgear_core.registry.order import Executors
 
 Target = Callable[..., Any]
 Names = tuple[str | sg.Executor, ...]

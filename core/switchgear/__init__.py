@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 _IS_COLLECTING = gc.isenabled()
 gc.disable()  # half of the time would go to one collection of PyTorch's objects
 try:
-    from switchgear import capture, disk_cache, errors, executors, passes
+    from switchgear import capture, errors, executors, passes
     from switchgear.functional import grad, value_and_grad, vjp
-    from switchgear.ir.choice import Declined
-    from switchgear.ir.proxy import TensorProxy
-    from switchgear.ir.symbol import BoundSymbol, Symbol
-    from switchgear.ir.trace import Trace
     from switchgear.jit import jit, last_backward_traces, last_choices, last_saved, last_traces
     from switchgear.options import defaults
-    from switchgear.registry.executor import Executor, FusionExecutor
-    from switchgear.registry.fuel import Fuel
-    from switchgear.registry.hookspecs import hookimpl
-    from switchgear.registry.plugins import plugin_report
-    from switchgear.registry.registry import Table
-    from switchgear.registry.rules import get_grad, put_grad
+    from switchgear_core import disk_cache
+    from switchgear_core.ir.choice import Declined
+    from switchgear_core.ir.proxy import TensorProxy
+    from switchgear_core.ir.symbol import BoundSymbol, Symbol
+    from switchgear_core.ir.trace import Trace
+    from switchgear_core.registry.executor import Executor, FusionExecutor
+    from switchgear_core.registry.fuel import Fuel
+    from switchgear_core.registry.hookspecs import hookimpl
+    from switchgear_core.registry.plugins import plugin_report
+    from switchgear_core.registry.registry import Table
+    from switchgear_core.registry.rules import get_grad, put_grad
 finally:
     if _IS_COLLECTING:
         gc.enable()

@@ -1,143 +1,47 @@
 """Errors and warnings that Switchgear raises."""
 
-from __future__ import annotations
-
-import difflib
-import functools
-import os
-import sys
-import threading
-import warnings
-from collections.abc import Iterable
-
-
-class SwitchgearError(Exception):
-    """Base class of all errors of this package."""
-
-
-class CaptureError(SwitchgearError):
-    """Error of a function that cannot be captured as a trace.
-
-    Args:
-        args: the message.
-        splits: whether TorchDynamo may split the function; False if the call, its tensors or its context are refused.
-        final: whether the function is refused even if code of C or of PyTorch catches the error.
-    """
-
-    def __init__(self, *args: object, splits: bool = True, final: bool = False) -> None:
-        super().__init__(*args)
-        self.splits = splits
-        self.final = final
-        if CAPTURE_ERRORS.made is not None:
-            CAPTURE_ERRORS.made.append(self)
-
-
-class _Thread(threading.local):
-    made: list[CaptureError] | None = None
-
-
-#: The capture errors of a thread, which code in the thread may catch.
-CAPTURE_ERRORS = _Thread()
-
-
-class Unsupported(CaptureError):
-    """Error of a function, an argument or a result that capture refuses."""
-
-
-class DataDependent(CaptureError):
-    """Error of a Python value or an output shape that depends on the values of a tensor."""
-
-
-#: The reason why a call that needs data fails inside a grad rule or a backward.
-NO_DATA_IN_RULES = (
-    "a grad rule or a backward has no data while it is traced; use torch.where, "
-    "or have the rule's checker decline such calls"
+from switchgear_core.errors import (
+    CacheWarning,
+    CaptureError,
+    DataDependent,
+    ExecutorFailed,
+    ExecutorUnavailable,
+    FallbackWarning,
+    InvalidInput,
+    InvalidTrace,
+    NotDifferentiable,
+    OtherDecisions,
+    PluginWarning,
+    RecompileWarning,
+    RegistrationError,
+    RuleError,
+    StrictError,
+    SwitchgearError,
+    UnknownExecutor,
+    Unsupported,
+    VersionWarning,
+    did_you_mean,
 )
 
-
-class InvalidInput(SwitchgearError, ValueError):
-    """Error of an invalid option or argument of `jit`, `grad` or another function of this package."""
-
-
-class RegistrationError(SwitchgearError):
-    """Error of a registration that is malformed, or that collides with another owner's."""
-
-
-class UnknownExecutor(SwitchgearError, ValueError):
-    """Error of a name in an executor list that no installed executor has."""
-
-
-class ExecutorUnavailable(SwitchgearError):
-    """Error of a listed executor that cannot run here, under `strict=True`."""
-
-
-class RuleError(SwitchgearError):
-    """Error of a plugin's grad rule, skip rule, checker or pass that raised or returned something invalid."""
-
-
-class NotDifferentiable(SwitchgearError):
-    """Error of a bound symbol that no grad rule, decomposition or PyTorch formula differentiates."""
-
-
-class OtherDecisions(SwitchgearError):
-    """Error of a file of decisions that cannot be repeated: program, executors or machine differ."""
-
-
-class StrictError(SwitchgearError):
-    """Error in place of a fallback, under `strict=True`."""
-
-
-class InvalidTrace(SwitchgearError):
-    """Error of a trace in which the verifier found a fault."""
-
-
-class ExecutorFailed(SwitchgearError):
-    """Error of an executor whose implementation raised, or returned a wrong result, in a call."""
-
-
-class PluginWarning(UserWarning):
-    """Warning of a plugin that failed to load, an executor that is skipped, or an unknown name in the environment."""
-
-
-class CacheWarning(UserWarning):
-    """Warning of a cache folder that cannot be used: nothing is stored for other processes."""
-
-
-class FallbackWarning(UserWarning):
-    """Warning of a call that runs the original function, split by TorchDynamo or in eager mode.
-
-    `reason` is the whole reason with the name of its error, of which the message shows three lines.
-    """
-
-    def __init__(self, message: str, reason: str = "") -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class RecompileWarning(UserWarning):
-    """Warning of a jitted function that was compiled more often than its recompile limit."""
-
-
-class VersionWarning(UserWarning):
-    """Warning of a PyTorch that is newer than the tested versions."""
-
-
-def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """Return a hint at the nearest of the `known` names, to end a message with; empty if none is near."""
-    shown = {str(one): one for one in known}
-    close = difflib.get_close_matches(str(name), shown, n=1)
-    return f"; did you mean {shown[close[0]]!r}?" if close else ""
-
-
-def warn(message: str) -> None:
-    """Warn about plugins or the environment, at the line that calls this package."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, PluginWarning, stacklevel=level)
-
-
-#: The folder of this package, also the prefix of packages whose names begin alike.
-_PACKAGE = os.path.dirname(__file__)
-#: The variant of `warn` for facts about the whole process: each message appears once.
-warn_once = functools.cache(warn)
+__all__ = [
+    "CacheWarning",
+    "CaptureError",
+    "DataDependent",
+    "ExecutorFailed",
+    "ExecutorUnavailable",
+    "FallbackWarning",
+    "InvalidInput",
+    "InvalidTrace",
+    "NotDifferentiable",
+    "OtherDecisions",
+    "PluginWarning",
+    "RecompileWarning",
+    "RegistrationError",
+    "RuleError",
+    "StrictError",
+    "SwitchgearError",
+    "UnknownExecutor",
+    "Unsupported",
+    "VersionWarning",
+    "did_you_mean",
+]

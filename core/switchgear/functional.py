@@ -13,23 +13,23 @@ from typing import Any, TypeAlias
 
 import torch
 
-from switchgear import torch_private as internals
-from switchgear.compile.pipeline import expected_grad
-from switchgear.errors import InvalidInput
-from switchgear.frontend.session import Captured, capture
-from switchgear.grad.differentiate import differentiate
-from switchgear.grad.hidden_writes import refuse_hidden_writes
-from switchgear.grad.inner_gradients import inner_gradients
-from switchgear.ir.dead_code import dead_code, live
-from switchgear.ir.evaluation import evaluate
-from switchgear.ir.trace import Trace
 from switchgear.jit import compiler_of, jit
-from switchgear.record.recorder import active_recorder
-from switchgear.record.signature import Argument, tensor_of
-from switchgear.record.structure import Structure, flatten
-from switchgear.record.values import metadata_proxy
-from switchgear.registry.selection import Selection
-from switchgear.runtime.epilogue import finish
+from switchgear_core import torch_private as internals
+from switchgear_core.errors import InvalidInput
+from switchgear_core.grad.differentiate import differentiate
+from switchgear_core.grad.hidden_writes import refuse_hidden_writes
+from switchgear_core.grad.inner_gradients import inner_gradients
+from switchgear_core.ir.dead_code import dead_code, live
+from switchgear_core.ir.evaluation import evaluate
+from switchgear_core.ir.trace import Trace
+from switchgear_core.passes.pipeline import expected_grad
+from switchgear_core.record.recorder import active_recorder
+from switchgear_core.record.signature import Argument, tensor_of
+from switchgear_core.record.structure import Structure, flatten
+from switchgear_core.record.values import metadata_proxy
+from switchgear_core.registry.selection import Selection
+from switchgear_frontend.session import Captured, capture
+from switchgear_runtime.epilogue import finish
 
 #: A function from flat grad outputs to the gradients of leaves, by their places.
 _Pull: TypeAlias = Callable[[list[Any]], dict[int, torch.Tensor]]

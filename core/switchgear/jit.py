@@ -12,16 +12,30 @@ from typing import Any, Unpack, overload
 import torch
 from torch import nn
 
-from switchgear import torch_private as internals
-from switchgear.compile.decisions import opened
-from switchgear.compile.stages import Stages
-from switchgear.compiler import Compiler
-from switchgear.errors import InvalidInput, SwitchgearError
-from switchgear.features import BUILT_IN
-from switchgear.grad.partition import saved_values
-from switchgear.ir.choice import Choices, Saved
-from switchgear.ir.trace import Trace
-from switchgear.jitted import (
+from switchgear.options import Defaults, FallbackTo, Options, check_options, with_defaults
+from switchgear_core import torch_private as internals
+from switchgear_core.background.decisions import opened
+from switchgear_core.errors import InvalidInput, SwitchgearError
+from switchgear_core.grad.partition import saved_values
+from switchgear_core.ir.choice import Choices, Saved
+from switchgear_core.ir.trace import Trace
+from switchgear_core.passes.stages import Stages
+from switchgear_core.record.sizes import Dynamic
+from switchgear_core.registry.fuel import Fuel
+from switchgear_core.registry.hookspecs import PassPlacement
+from switchgear_core.registry.memory import MemoryOption
+from switchgear_core.registry.modes import CompileMode
+from switchgear_core.registry.order import ExecutorOptions, Executors
+from switchgear_core.registry.plugins import installed
+from switchgear_core.registry.preferences import PerOperator
+from switchgear_core.registry.registry import Table
+from switchgear_core.registry.selection import select
+from switchgear_core.showing import Listing
+from switchgear_core.torch_private.names import warn_if_untested
+from switchgear_frontend.features import BUILT_IN
+from switchgear_runtime.compiler import Compiler
+from switchgear_runtime.entry import Entry
+from switchgear_runtime.jitted import (
     Decorator,
     JitFunction,
     Module,
@@ -29,21 +43,7 @@ from switchgear.jitted import (
     R,
     jitted_module,
 )
-from switchgear.options import Defaults, FallbackTo, Options, check_options, with_defaults
-from switchgear.record.sizes import Dynamic
-from switchgear.registry.fuel import Fuel
-from switchgear.registry.hookspecs import PassPlacement
-from switchgear.registry.memory import MemoryOption
-from switchgear.registry.modes import CompileMode
-from switchgear.registry.order import ExecutorOptions, Executors
-from switchgear.registry.plugins import installed
-from switchgear.registry.preferences import PerOperator
-from switchgear.registry.registry import Table
-from switchgear.registry.selection import select
-from switchgear.runtime.entry import Entry
-from switchgear.runtime.split import graph_runner
-from switchgear.showing import Listing
-from switchgear.torch_private.names import warn_if_untested
+from switchgear_runtime.split import graph_runner
 
 
 @overload

@@ -7,10 +7,10 @@ def switchgear_passes():
     return [passes.PassPlacement("name", "before_grad", function)]
 """
 
-from switchgear.ir.aliasing import aliased_argument, storages, written_arguments
-from switchgear.ir.lines import Lines, Match, argument, composite, leaf_of
-from switchgear.ir.proxy import NumberProxy
-from switchgear.registry.hookspecs import PassContext, PassPlacement
+from switchgear_core.ir.aliasing import aliased_argument, storages, written_arguments
+from switchgear_core.ir.lines import Lines, Match, argument, composite, leaf_of
+from switchgear_core.ir.proxy import NumberProxy
+from switchgear_core.registry.hookspecs import PassContext, PassPlacement
 
 __all__ = [
     "Lines",

@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from switchgear.compiler import Compiler
-from switchgear.errors import InvalidInput
-from switchgear.ir.trace import Trace
 from switchgear.jit import compiler_of, jit
-from switchgear.jitted import JitFunction, JitModule
-from switchgear.registry.executor import Executor, FusionExecutor
-from switchgear.registry.plugin import Chooser
-from switchgear.registry.region import Region, RegionChoice
-from switchgear.registry.selection import Selection
-from switchgear.runtime.fallback import Fallback
-from switchgear.runtime.module_state import is_uninitialised
+from switchgear_core.errors import InvalidInput
+from switchgear_core.ir.trace import Trace
+from switchgear_core.registry.executor import Executor, FusionExecutor
+from switchgear_core.registry.plugin import Chooser
+from switchgear_core.registry.region import Region, RegionChoice
+from switchgear_core.registry.selection import Selection
+from switchgear_runtime.compiler import Compiler
+from switchgear_runtime.fallback import Fallback
+from switchgear_runtime.jitted import JitFunction, JitModule
+from switchgear_runtime.module_state import is_uninitialised
 from switchgear_tools.entries import bytes_in_eager, programs_of, saved_by, sizes_of
 from switchgear_tools.facts import ExplainedRegion, Facts
 

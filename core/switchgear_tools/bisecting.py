@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from switchgear.errors import SwitchgearError
-from switchgear.ir.symbol import BoundSymbol
-from switchgear.registry.fuel import Fuel
+from switchgear_core.errors import SwitchgearError
+from switchgear_core.ir.symbol import BoundSymbol
+from switchgear_core.registry.fuel import Fuel
 
 
 def bisect(check: Callable[[Fuel], object]) -> BoundSymbol:

@@ -20,10 +20,10 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from switchgear import disk_cache
-from switchgear.errors import InvalidInput
-from switchgear.machine import machine
-from switchgear.progress import Progress
+from switchgear_core import disk_cache
+from switchgear_core.errors import InvalidInput
+from switchgear_core.machine import machine
+from switchgear_core.progress import Progress
 
 _MANIFEST = "manifest.json"
 _FORMAT = 2

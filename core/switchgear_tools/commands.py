@@ -12,15 +12,13 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from switchgear.errors import InvalidInput, SwitchgearError, did_you_mean
 from switchgear.options import Defaults, defaults, executors_in
-from switchgear.registry import order
-from switchgear.registry.plugin import PluginStatus
-from switchgear.registry.plugins import installed, plugin_report
-from switchgear.registry.trying import crashes, tried_report
-from switchgear.testing.checks import plugin_checks
-from switchgear.testing.template import new_plugin
-from switchgear.torch_private.names import PRIVATE_NAMES, surroundings
+from switchgear_core.errors import InvalidInput, SwitchgearError, did_you_mean
+from switchgear_core.registry import order
+from switchgear_core.registry.plugin import PluginStatus
+from switchgear_core.registry.plugins import installed, plugin_report
+from switchgear_core.registry.trying import crashes, tried_report
+from switchgear_core.torch_private.names import PRIVATE_NAMES, surroundings
 from switchgear_tools import TRUST
 from switchgear_tools.bisecting import bisect, described
 from switchgear_tools.caching import cache_use, clear_cache, export_cache, import_cache
@@ -29,6 +27,8 @@ from switchgear_tools.doctor import BEHAVIOURS, diagnosis
 from switchgear_tools.explain import explain_before
 from switchgear_tools.loading import loaded, of_the_user
 from switchgear_tools.operators import operator_rows
+from switchgear_tools.testing.checks import plugin_checks
+from switchgear_tools.testing.template import new_plugin
 
 #: The number of the schema of `--json`; `explain` has its own schema.
 SCHEMA = 1
@@ -166,7 +166,7 @@ def _test(chosen: argparse.Namespace) -> int:
         "pytest",
         *asked.split(),
         "--pyargs",
-        "switchgear.testing.suite",
+        "switchgear_tools.testing.suite",
         *chosen.pytest,
     ]
     # the output is JSON, so pytest prints to stderr

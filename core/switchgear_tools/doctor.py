@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from switchgear import torch_private as internals
 from switchgear.jit import jit
-from switchgear.patches import redirected
-from switchgear.torch_private.names import missing_names
+from switchgear_core import torch_private as internals
+from switchgear_core.patches import redirected
+from switchgear_core.torch_private.names import missing_names
 
 
 def diagnosis() -> list[str]:

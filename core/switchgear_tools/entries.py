@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from switchgear.compile.pipeline import Program
-from switchgear.grad.partition import saved_values
-from switchgear.ir.choice import Saved
-from switchgear.record.signature import HeldNumber
-from switchgear.registry.selection import Selection
-from switchgear.runtime.entry import Entry
+from switchgear_core.grad.partition import saved_values
+from switchgear_core.ir.choice import Saved
+from switchgear_core.passes.pipeline import Program
+from switchgear_core.record.signature import HeldNumber
+from switchgear_core.registry.selection import Selection
+from switchgear_runtime.entry import Entry
 from switchgear_tools.facts import ExplainedProgram, regions_of
 from switchgear_tools.lifetimes import peak
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from switchgear.compile.background import objection
-from switchgear.compile.decisions import opened
-from switchgear.compiler import Compiler
 from switchgear.jit import compiler_of, why_no_entry
-from switchgear.jitted import JitFunction, JitModule
-from switchgear.registry.selection import Selection
-from switchgear.runtime.entry import Entry
-from switchgear.runtime.split import Split
+from switchgear_core.background.background import objection
+from switchgear_core.background.decisions import opened
+from switchgear_core.registry.selection import Selection
+from switchgear_runtime.compiler import Compiler
+from switchgear_runtime.entry import Entry
+from switchgear_runtime.jitted import JitFunction, JitModule
+from switchgear_runtime.split import Split
 from switchgear_tools.before_call import facts_before
 from switchgear_tools.entries import bytes_in_eager, programs_of, saved_by, sizes_of
 from switchgear_tools.explanation import Explanation

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from switchgear.ir.choice import Choice, Saved
-from switchgear.ir.symbol import IN_PLACE, BoundSymbol
-from switchgear.ir.trace import Trace
-from switchgear.registry.selection import Claimant, Reasons, Selection
+from switchgear_core.ir.choice import Choice, Saved
+from switchgear_core.ir.symbol import IN_PLACE, BoundSymbol
+from switchgear_core.ir.trace import Trace
+from switchgear_core.registry.selection import Claimant, Reasons, Selection
 
 #: A number in a reason, and a placeholder for a number that no reason contains.
 _NUMBER, _ANY = r"\d+(?:\.\d+)?", "\0"

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from switchgear.ir.aliasing import storages
-from switchgear.ir.symbol import proxies
-from switchgear.ir.trace import Trace
+from switchgear_core.ir.aliasing import storages
+from switchgear_core.ir.symbol import proxies
+from switchgear_core.ir.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 
-from switchgear.errors import InvalidInput, SwitchgearError, did_you_mean
-from switchgear.record.user_code import raising_line
-from switchgear.runtime.tracebacks import FULL_VARIABLE
+from switchgear_core.errors import InvalidInput, SwitchgearError, did_you_mean
+from switchgear_core.record.user_code import raising_line
+from switchgear_runtime.tracebacks import FULL_VARIABLE
 
 
 @contextlib.contextmanager

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from switchgear.registry.executor import Executor, reason_unavailable
-from switchgear.registry.order import order
-from switchgear.registry.plugins import Plugins
-from switchgear.registry.registry import GradRule, ImplementationEntry, describe
+from switchgear_core.registry.executor import Executor, reason_unavailable
+from switchgear_core.registry.order import order
+from switchgear_core.registry.plugins import Plugins
+from switchgear_core.registry.registry import GradRule, ImplementationEntry, describe
 
 
 @dataclass(frozen=True, slots=True)

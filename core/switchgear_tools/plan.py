@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from switchgear.errors import InvalidInput
-from switchgear.grad.automatic import extra, fastest, within_budget
-from switchgear.grad.partition import Partitioned
-from switchgear.runtime.fallback import Fallback
-from switchgear.showing import Shown
+from switchgear_core.errors import InvalidInput
+from switchgear_core.grad.automatic import extra, fastest, within_budget
+from switchgear_core.grad.partition import Partitioned
+from switchgear_core.showing import Shown
+from switchgear_runtime.fallback import Fallback
 from switchgear_tools.before_call import compiler_for, undecided
 from switchgear_tools.columns import aligned
 from switchgear_tools.lifetimes import peak

@@ -20,7 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Collect the suite if no files are named."""
     named = config.args_source is pytest.Config.ArgsSource.ARGS
     if config.getoption("switchgear_plugin") is not None and not named:
-        config.args, config.option.pyargs = ["switchgear.testing.suite"], True
+        config.args, config.option.pyargs = ["switchgear_tools.testing.suite"], True
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -29,6 +29,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         name = metafunc.config.getoption("switchgear_plugin")
         if name is None:
             raise pytest.UsageError("say which plugin is to be tested: --switchgear-plugin NAME")
-        checks = [*importlib.import_module("switchgear.testing.checks").plugin_checks(name)]
+        checks = [*importlib.import_module("switchgear_tools.testing.checks").plugin_checks(name)]
         functions, labels = [check for _, check in checks], [label for label, _ in checks]
         metafunc.parametrize("switchgear_check", functions, ids=labels)

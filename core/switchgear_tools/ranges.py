@@ -9,11 +9,11 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from switchgear.ir.choice import Implementation
-from switchgear.ir.symbol import AFTER, BOX, DEL, BoundSymbol
-from switchgear.ir.trace import Trace
-from switchgear.registry.hookspecs import PassContext, PassPlacement
-from switchgear.showing import counted
+from switchgear_core.ir.choice import Implementation
+from switchgear_core.ir.symbol import AFTER, BOX, DEL, BoundSymbol
+from switchgear_core.ir.trace import Trace
+from switchgear_core.registry.hookspecs import PassContext, PassPlacement
+from switchgear_core.showing import counted
 
 #: Lines without a call.
 _SILENT = (AFTER, BOX, DEL)

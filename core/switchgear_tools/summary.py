@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from switchgear.showing import counted
-from switchgear.source_text import printable
+from switchgear_core.showing import counted
+from switchgear_core.source_text import printable
 from switchgear_tools import PARTS
 from switchgear_tools.columns import aligned
 from switchgear_tools.facts import (

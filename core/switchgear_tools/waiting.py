@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from switchgear.compile.background import Job
-from switchgear.compiler import Compiler
 from switchgear.jit import compiler_of
-from switchgear.progress import Progress
-from switchgear.runtime.entry import Entry
+from switchgear_core.background.background import Job
+from switchgear_core.progress import Progress
+from switchgear_runtime.compiler import Compiler
+from switchgear_runtime.entry import Entry
 
 
 def wait(jitted: object, timeout: float | None = None) -> str:

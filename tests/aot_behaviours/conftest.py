@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from switchgear.runtime.fallback import Fallback, Fallbacks
+from switchgear_runtime.fallback import Fallback, Fallbacks
 
 _PROPERTY = "behaviour falls back"
 

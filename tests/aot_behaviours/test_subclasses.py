@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 import switchgear as sg
-from switchgear.nesting import tensors_in
+from switchgear_core.nesting import tensors_in
 from tests.aot_behaviours.observation import values
 from tests.falling_back import falls_back
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 import switchgear as sg
-from switchgear.ir.naming import symbols_of
-from switchgear.ir.symbol import Source
+from switchgear_core.ir.naming import symbols_of
+from switchgear_core.ir.symbol import Source
 
 #: What a plugin's `table` may have: an implementation and a rule of `torch.sin`.
 SIN = """

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from switchgear.errors import Unsupported
-from switchgear.record.attempts import draws_undone, leaves_nothing, modes_kept
+from switchgear_core.record.attempts import draws_undone, leaves_nothing, modes_kept
 from tests.in_turn import in_turn
 
 MODES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {

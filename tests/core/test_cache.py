@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from switchgear.record.structure import flatten
-from switchgear.runtime.cache import _kind, _parameter, sizes_of
+from switchgear_core.record.structure import flatten
+from switchgear_runtime.cache import _kind, _parameter, sizes_of
 from tests.in_turn import in_turn
 
 

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.frontend.known_calls import what_it_does
-from switchgear.record.user_code import is_own_file
+from switchgear_core.record.user_code import is_own_file
+from switchgear_frontend.known_calls import what_it_does
 from tests.core.against_eager import check, numbers
 from tests.databases.verdict import global_state
 from tests.falling_back import assert_falls_back, falls_back

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear.errors import RuleError
-from switchgear.registry import plugins
+from switchgear_core.registry import plugins
 from tests.core.made_up import Site
 from tests.core.training import forward, lines, operators
 from tests.oracle import assert_same

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import switchgear as sg
-from switchgear.registry import plugins
-from switchgear.registry.plugins import load
+from switchgear_core.registry import plugins
+from switchgear_core.registry.plugins import load
 from switchgear_tools.cli import main
 from switchgear_tools.columns import show
 from switchgear_tools.commands import COMMANDS

@@ -12,7 +12,7 @@ from torch import nn
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.record.recorder import active_recorder
+from switchgear_core.record.recorder import active_recorder
 from tests.falling_back import falls_back
 
 
@@ -199,7 +199,7 @@ def test_what_is_not_tried_any_more_is_not_looked_at() -> None:
     with falls_back("prints"):
         for length in range(4):
             jitted(torch.ones(length))
-    with mock.patch("switchgear.compiler.flatten_arguments", side_effect=AssertionError):
+    with mock.patch("switchgear_runtime.compiler.flatten_arguments", side_effect=AssertionError):
         assert torch.equal(jitted(torch.ones(9)), torch.full((9,), 2.0))
     assert sg.cache_info(jitted).fallbacks == 5
 
@@ -226,7 +226,7 @@ def test_kinds_of_calls_that_take_turns_need_no_keys(monkeypatch: pytest.MonkeyP
     for x in inputs:
         jitted(x)
     with monkeypatch.context() as patch:
-        patch.delattr("switchgear.compiler.call_key")
+        patch.delattr("switchgear_runtime.compiler.call_key")
         for x in inputs * 2:
             assert jitted(x).shape == x.shape
     jitted.eval()

@@ -17,12 +17,13 @@ from torch import Tensor
 
 import switchgear as sg
 from conftest import shipped
-from switchgear import disk_cache, machine
+from switchgear import disk_cache
 from switchgear.errors import CacheWarning, ExecutorFailed, PluginWarning
-from switchgear.fusion.choose import Contestants
-from switchgear.registry import plugins
-from switchgear.registry.selection import Selection, select
 from switchgear_contest import contest, measuring
+from switchgear_core import machine
+from switchgear_core.regions.choose import Contestants
+from switchgear_core.registry import plugins
+from switchgear_core.registry.selection import Selection, select
 from tests.core.made_up import Site
 from tests.core.training import choice, forward, leaf, lines, operators
 from tests.oracle import assert_same, assert_trains_as_eager

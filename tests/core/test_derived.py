@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import switchgear as sg
 from switchgear.errors import NotDifferentiable
-from switchgear.grad import derived
+from switchgear_core.grad import derived
 from tests.core.training import backward, choice, forward, leaf, line_of, operators, owners
 from tests.falling_back import assert_falls_back
 from tests.oracle import assert_same, assert_trains_as_eager, step

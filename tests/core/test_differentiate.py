@@ -17,8 +17,8 @@ from transformers.modeling_outputs import CausalLMOutput
 
 import switchgear as sg
 from switchgear.errors import NotDifferentiable
-from switchgear.ir.symbol import BACKWARD, CHECKPOINT
-from switchgear.registry.plugins import load
+from switchgear_core.ir.symbol import BACKWARD, CHECKPOINT
+from switchgear_core.registry.plugins import load
 from tests.core.made_up import Site, rules_plugin
 from tests.core.training import (
     Kernel,
@@ -66,7 +66,7 @@ def install(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make these plugins, by name, all that is installed beside the torch executor."""
 
     def only(**plugins: str) -> None:
-        core = importlib.import_module("switchgear.registry.plugins")
+        core = importlib.import_module("switchgear_core.registry.plugins")
         found = load([*core.entry_points(group="switchgear"), *(site.add(n, s) for n, s in plugins.items())])
         monkeypatch.setattr(importlib.import_module("switchgear.jit"), "installed", lambda *listed: found)
 

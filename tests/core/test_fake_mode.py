@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from switchgear.torch_private import fake_mode, new_fake_mode
+from switchgear_core.torch_private import fake_mode, new_fake_mode
 from tests.in_turn import in_turn
 
 LAYOUTS = [

@@ -14,9 +14,9 @@ import transformers
 
 import switchgear as sg
 from switchgear.errors import PluginWarning, RegistrationError
-from switchgear.features import BUILT_IN
-from switchgear.record.handler import DISABLE_VARIABLE, Handlers, enabled
-from switchgear.registry import plugins
+from switchgear_core.record.handler import DISABLE_VARIABLE, Handlers, enabled
+from switchgear_core.registry import plugins
+from switchgear_frontend.features import BUILT_IN
 from tests.core.made_up import Site
 from tests.oracle import differences, fallbacks_recorded
 

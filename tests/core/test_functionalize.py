@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from switchgear.torch_private import functionalize, new_fake_mode
+from switchgear_core.torch_private import functionalize, new_fake_mode
 from tests.in_turn import in_turn
 
 

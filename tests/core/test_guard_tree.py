@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from switchgear import torch_private as internals
+from switchgear_core import torch_private as internals
 from tests.in_turn import in_turn
 
 

@@ -19,9 +19,9 @@ from torch import nn
 
 import switchgear as sg
 from switchgear.errors import InvalidTrace
-from switchgear.ir import trace as traces
-from switchgear.ir.verify import verify
-from switchgear.source_text import is_name, with_comment
+from switchgear_core.ir import trace as traces
+from switchgear_core.ir.verify import verify
+from switchgear_core.source_text import is_name, with_comment
 
 T = torch.Tensor
 _CODE = "run_sentinel()"

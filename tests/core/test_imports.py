@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from switchgear.errors import PluginWarning
-from switchgear.registry.plugins import Plugins, load
+from switchgear_core.registry.plugins import Plugins, load
 from tests.core.made_up import SIN, Site, executor_plugin
 
 READ: dict[str, Callable[[], Any]] = {
@@ -75,7 +75,7 @@ def test_what_is_printed_is_captured(site: Site, capsys: pytest.CaptureFixture[s
 
 
 def test_a_slow_import_is_noted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("switchgear.registry.isolation._SLOW", 0.01)
+    monkeypatch.setattr("switchgear_core.registry.isolation._SLOW", 0.01)
     plugins = loaded(site, "import time; time.sleep(0.02)\n" + executor_plugin("mine"))
     assert any(note.startswith("its import took 0.0 s") for note in plugins.report[1].notes)
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import switchgear as sg
 from switchgear.errors import StrictError
-from switchgear.ir.symbol import RECOMPUTED
+from switchgear_core.ir.symbol import RECOMPUTED
 from tests.core.training import (
     Kernel,
     backward,

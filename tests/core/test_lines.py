@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import switchgear as sg
-from switchgear.ir.verify import verify
+from switchgear_core.ir.verify import verify
 from tests.in_turn import in_turn
 
 DOCS = Path(__file__).parents[2] / "docs"

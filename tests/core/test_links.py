@@ -21,8 +21,8 @@ from transformers import (
 )
 
 import switchgear as sg
-from switchgear.ir.composites import leaves_of
-from switchgear.ir.symbol import Link
+from switchgear_core.ir.composites import leaves_of
+from switchgear_core.ir.symbol import Link
 from tests.core.training import backward, executor, leaf, line_of, lines, rules
 from tests.oracle import step
 

@@ -19,11 +19,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import switchgear as sg
 from benchmarks.memory import measure
 from switchgear.errors import InvalidInput
-from switchgear.grad.budget import Budget, within
-from switchgear.grad.costs import cost, is_view
-from switchgear.grad.saving import Prices
-from switchgear.ir.symbol import RECOMPUTED
-from switchgear.registry.memory import budget_of, memory_in
+from switchgear_core.grad.budget import Budget, within
+from switchgear_core.grad.costs import cost, is_view
+from switchgear_core.grad.saving import Prices
+from switchgear_core.ir.symbol import RECOMPUTED
+from switchgear_core.registry.memory import budget_of, memory_in
 from tests.core.training import Kernel, backward, executor, leaf, lines
 from tests.oracle import assert_same, assert_trains_as_eager, step
 

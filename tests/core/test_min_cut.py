@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import switchgear as sg
-from switchgear.grad.min_cut import SINK, SOURCE, min_cut
-from switchgear.grad.saving import Prices, to_save
-from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import RANDOM, BoundSymbol, Symbol
-from switchgear.registry.memory import PricedMemory
+from switchgear_core.grad.min_cut import SINK, SOURCE, min_cut
+from switchgear_core.grad.saving import Prices, to_save
+from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.symbol import RANDOM, BoundSymbol, Symbol
+from switchgear_core.registry.memory import PricedMemory
 
 Network = dict[tuple[int, int], int | None]
 aten = torch.ops.aten
@@ -145,7 +145,7 @@ def test_views_that_cost_nothing_are_no_part_of_the_network(monkeypatch: pytest.
         networks.append(network)
         return min_cut(network)
 
-    monkeypatch.setattr(sys.modules["switchgear.grad.saving"], "min_cut", spied)
+    monkeypatch.setattr(sys.modules["switchgear_core.grad.saving"], "min_cut", spied)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         for views in range(6):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear.ir.naming import symbol_of
+from switchgear_core.ir.naming import symbol_of
 
 
 @pytest.mark.parametrize(("name", "way"), [("shape", "__get__"), ("data", "__set__"), ("grad", "__delete__")])

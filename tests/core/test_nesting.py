@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from switchgear.errors import Unsupported
-from switchgear.nesting import instances_in, map_instances, map_tensors, tensors_in, twin
+from switchgear_core.nesting import instances_in, map_instances, map_tensors, tensors_in, twin
 from tests.in_turn import in_turn
 
 

@@ -20,7 +20,7 @@ from conftest import shipped
 from switchgear.errors import InvalidInput, UnknownExecutor
 from switchgear.jit import compiler_of
 from switchgear.options import VARIABLES
-from switchgear.registry.plugins import Plugins, load
+from switchgear_core.registry.plugins import Plugins, load
 from tests.core.made_up import Site, executor_plugin, rules_plugin
 
 SCALES = """

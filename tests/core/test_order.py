@@ -12,8 +12,8 @@ import torch
 
 import switchgear as sg
 from switchgear.errors import UnknownExecutor
-from switchgear.registry.order import order, passed_over
-from switchgear.registry.plugins import Plugins, load
+from switchgear_core.registry.order import order, passed_over
+from switchgear_core.registry.plugins import Plugins, load
 from tests.core.made_up import Site, executor_plugin, rules_plugin
 
 FUSES = """

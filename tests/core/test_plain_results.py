@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from switchgear.torch_private.plain_results import plain_results
+from switchgear_core.torch_private.plain_results import plain_results
 from tests.in_turn import in_turn
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from torch import Tensor
 import switchgear as sg
 from switchgear.errors import RuleError
 from switchgear.jit import compiler_of
-from switchgear.registry import plugins
+from switchgear_core.registry import plugins
 from tests.core.made_up import Site, executor_plugin
 from tests.core.training import backward, executor, forward, operators, owners, rules
 

@@ -17,9 +17,9 @@ import torch
 import switchgear as sg
 from conftest import shipped
 from switchgear.errors import PluginWarning, RegistrationError
-from switchgear.registry import plugins, trying
-from switchgear.registry.plugin import PluginStatus
-from switchgear.registry.plugins import Discovery, Plugins, load
+from switchgear_core.registry import plugins, trying
+from switchgear_core.registry.plugin import PluginStatus
+from switchgear_core.registry.plugins import Discovery, Plugins, load
 from switchgear_tools.cli import main
 from tests.core.made_up import SIN, Site, call, executor_plugin, rules_plugin
 

@@ -15,9 +15,9 @@ import torch
 from torch.nn import functional
 
 import switchgear as sg
-from switchgear.ir.printing import Scope
-from switchgear.ir.symbol import DEL, Source
-from switchgear.ir.trace import compile_trace
+from switchgear_core.ir.printing import Scope
+from switchgear_core.ir.symbol import DEL, Source
+from switchgear_core.ir.trace import compile_trace
 from tests.core.against_eager import numbers
 from tests.in_turn import in_turn
 from tests.oracle import differences

@@ -8,18 +8,17 @@ import subprocess
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
 import switchgear as sg
-from switchgear.torch_private import names as private_names
-from switchgear.torch_private.names import PRIVATE_NAMES, missing_names, value_of
-from switchgear.torch_private.operator_database import DATABASE, operator_database
+from scripts import core_size
+from switchgear_core.torch_private import names as private_names
+from switchgear_core.torch_private.names import PRIVATE_NAMES, missing_names, value_of
+from switchgear_core.torch_private.operator_database import DATABASE, operator_database
 from switchgear_tools import cli, doctor
 
-CORE = Path(sg.__file__).parent
 #: A path in a string; not the beginning of one, nor the name of an operator, which ends like this_.
 PATH = re.compile(r"torch\._[\w.]*[a-zA-Z0-9]")
 #: Modules named in strings: one is imported with symbolic sizes, one is compared with where a class is from.
@@ -61,7 +60,7 @@ def is_private(path: str) -> bool:
 
 def test_every_private_name_in_the_core_is_listed() -> None:
     used = set()
-    for file in CORE.rglob("*.py"):
+    for file in core_size.files_of(*core_size.PACKAGES):
         if file.name != "names.py":
             used |= {path for path in uses(ast.parse(file.read_text())) if is_private(path)}
     # modules on the way to a name, and what is read off a name that is listed
@@ -74,7 +73,7 @@ def test_every_private_name_in_the_core_is_listed() -> None:
 
 
 def test_private_names_stand_in_one_folder() -> None:
-    files = [file for file in CORE.rglob("*.py") if file.parent.name != "torch_private"]
+    files = [file for file in core_size.files_of(*core_size.PACKAGES) if file.parent.name != "torch_private"]
     used = {file: {path for path in uses(ast.parse(file.read_text())) if is_private(path)} for file in files}
     # by what is the name of a module, classes and modes are told apart that nobody reads from PyTorch
     told = {"torch._library.autograd", "torch._ops", "torch._subclasses"}
@@ -99,7 +98,7 @@ WITHOUT = """
 import sys, warnings, torch
 import torch.utils.checkpoint
 from transformers import GPT2Config, GPT2LMHeadModel
-from switchgear.torch_private.names import PRIVATE_NAMES, value_of
+from switchgear_core.torch_private.names import PRIVATE_NAMES, value_of
 
 model = GPT2LMHeadModel(GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)).eval()
 tokens = torch.arange(6).reshape(1, 6)
@@ -123,7 +122,7 @@ for path in [*PRIVATE_NAMES][int(sys.argv[1])::4]:
         del sys.modules[module]
     try:
         import switchgear as sg
-        from switchgear.torch_private.names import missing_names
+        from switchgear_core.torch_private.names import missing_names
         if path not in missing_names():
             failures.append(f"{path}: not missed")
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from switchgear.grad.products import index_product, scatter_product
+from switchgear_core.grad.products import index_product, scatter_product
 from tests.in_turn import in_turn
 
 

@@ -10,8 +10,8 @@ import torch
 
 import switchgear as sg
 from switchgear.errors import RegistrationError
-from switchgear.ir.naming import symbols_of
-from switchgear.registry.registry import GradRule, ImplementationEntry, describe
+from switchgear_core.ir.naming import symbols_of
+from switchgear_core.registry.registry import GradRule, ImplementationEntry, describe
 from tests.core.made_up import call
 
 ATEN = torch.ops.aten

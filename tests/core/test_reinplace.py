@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import switchgear as sg
 from switchgear.errors import InvalidTrace
-from switchgear.ir.symbol import AFTER
-from switchgear.ir.trace import Trace
-from switchgear.ir.verify import verify
-from switchgear.optimise.reinplace import reinplace
+from switchgear_core.ir.symbol import AFTER
+from switchgear_core.ir.trace import Trace
+from switchgear_core.ir.verify import verify
+from switchgear_core.passes.reinplace import reinplace
 from tests.core.training import forward, operators
 from tests.fuzz.writes import examine
 from tests.in_turn import in_turn

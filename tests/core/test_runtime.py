@@ -20,8 +20,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import switchgear as sg
 from switchgear import errors
-from switchgear import torch_private as internals
-from switchgear.grad.derived import clear_templates
+from switchgear_core import torch_private as internals
+from switchgear_core.grad.derived import clear_templates
 from tests.core.against_eager import numbers
 from tests.core.made_up import Meeting
 from tests.in_turn import in_turn

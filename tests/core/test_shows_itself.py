@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import switchgear as sg
-from switchgear.ir.symbol import DEL, Source
-from switchgear.showing import folded, wrapped
+from switchgear_core.ir.symbol import DEL, Source
+from switchgear_core.showing import folded, wrapped
 from tests.core.training import backward, executor, forward, lines
 from tests.falling_back import fallback_told
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear.errors import RuleError
-from switchgear.ir.symbol import BACKWARD
-from switchgear.registry.plugins import load
+from switchgear_core.ir.symbol import BACKWARD
+from switchgear_core.registry.plugins import load
 from tests.core.made_up import Site, executor_plugin, rules_plugin
 from tests.core.training import Kernel, backward, choice, joint, leaf, line_of, lines, operators, owners, rules
 from tests.oracle import assert_same, step
@@ -54,7 +54,7 @@ def install(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Make these plugins, by name, all that is installed beside the torch executor."""
 
     def only(**plugins: str) -> None:
-        core = importlib.import_module("switchgear.registry.plugins")
+        core = importlib.import_module("switchgear_core.registry.plugins")
         found = load([*core.entry_points(group="switchgear"), *(site.add(n, s) for n, s in plugins.items())])
         monkeypatch.setattr(importlib.import_module("switchgear.jit"), "installed", lambda *listed: found)
 

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.record.structure import flatten
+from switchgear_core.record.structure import flatten
 from tests.core.against_eager import numbers
 from tests.falling_back import falls_back
 from tests.in_turn import in_turn

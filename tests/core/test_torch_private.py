@@ -27,10 +27,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from switchgear import torch_private as internals
 from switchgear.errors import Unsupported
-from switchgear.record.values import metadata_proxy
-from switchgear.torch_private import common_fakes, fake_mode
+from switchgear_core import torch_private as internals
+from switchgear_core.record.values import metadata_proxy
+from switchgear_core.torch_private import common_fakes, fake_mode
 from tests.core.against_eager import numbers
 from tests.databases.verdict import global_state
 
@@ -1495,7 +1495,7 @@ def test_what_python_imports_for_pytorch_is_imported_on_another_thread() -> None
 
 def test_imports_aside_wait_for_no_module_that_is_being_imported_here() -> None:
     source = """
-from switchgear import torch_private as internals
+from switchgear_core import torch_private as internals
 scope = {"__name__": "torch.made_up"}
 with internals.imports_aside():
     exec("from torch.distributed import tensor", scope)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
-from switchgear.compile import pipeline
-from switchgear.grad.differentiate import differentiate
+from switchgear_core.grad.differentiate import differentiate
+from switchgear_core.passes import pipeline
 
 Outputs = tuple[Tensor, ...]
 

@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 
-from switchgear.record.attempts import draws_undone
+from switchgear_core.record.attempts import draws_undone
 from tests.oracle import assert_same, seed, streams
 
 

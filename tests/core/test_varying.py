@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from switchgear.record.signature import Argument
-from switchgear.record.structure import flatten
-from switchgear.runtime.varying import VaryingSizes, kind_of
+from switchgear_core.record.signature import Argument
+from switchgear_core.record.structure import flatten
+from switchgear_runtime.varying import VaryingSizes, kind_of
 
 
 def entry(*inputs: torch.Tensor, numbers: tuple[str, ...] = ()) -> Any:

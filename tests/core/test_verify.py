@@ -12,9 +12,9 @@ import torch
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.compile import pipeline
-from switchgear.ir.symbol import DEL
-from switchgear.ir.verify import verify
+from switchgear_core.ir.symbol import DEL
+from switchgear_core.ir.verify import verify
+from switchgear_core.passes import pipeline
 from tests.core.against_eager import numbers
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from switchgear import errors
-from switchgear.registry import plugins
-from switchgear.registry.plugins import load
+from switchgear_core import errors
+from switchgear_core.registry import plugins
+from switchgear_core.registry.plugins import load
 from switchgear_tools.cli import main
 from tests.core import wrong_uses
 from tests.core.made_up import Site

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import switchgear as sg
-from switchgear.ir.symbol import DEL
+from switchgear_core.ir.symbol import DEL
 
 Function = Callable[..., Any]
 

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 
-from switchgear.registry import plugins
+from switchgear_core.registry import plugins
 
 GROUP = "switchgear"
 ENTRY_POINTS = [EntryPoint("cublas", "switchgear_cublas", GROUP), EntryPoint("torch", "switchgear_torch", GROUP)]

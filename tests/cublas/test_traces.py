@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
-from switchgear.ir.trace import lines_of
+from switchgear_core.ir.trace import lines_of
 from switchgear_cublas import CublasExecutor
 from tests.core.training import backward, executor, forward, lines, operators, owners
 from tests.cublas.layers import MLP, cublas, linear, own

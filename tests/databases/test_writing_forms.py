@@ -11,11 +11,11 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from switchgear.ir.aliasing import viewed_argument
-from switchgear.ir.choice import Implementation
-from switchgear.ir.proxy import TensorProxy
-from switchgear.ir.symbol import BoundSymbol, Symbol
-from switchgear.record.values import metadata_proxy
+from switchgear_core.ir.aliasing import viewed_argument
+from switchgear_core.ir.choice import Implementation
+from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.symbol import BoundSymbol, Symbol
+from switchgear_core.record.values import metadata_proxy
 from switchgear_torch.reuse_buffers import _ALLOCATING, _is_pointwise, written_to
 from tests.databases.operators import operators
 

@@ -20,9 +20,9 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear import disk_cache
-from switchgear.compile import background
 from switchgear.errors import PluginWarning
-from switchgear.runtime.entry import Entry
+from switchgear_core.background import background
+from switchgear_runtime.entry import Entry
 from tests.executors.patient import Patient
 
 ROOT = Path(__file__).parents[2]
@@ -324,7 +324,7 @@ def test_an_unknown_mode() -> None:
 SCRIPT = """
 import os, sys, time, torch
 import switchgear as sg
-from switchgear.compile import background
+from switchgear_core.background import background
 from tests.executors.patient import Patient
 assert background.pool().process is None  # nothing is started by importing
 def chain(x):

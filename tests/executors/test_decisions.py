@@ -16,9 +16,9 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear import disk_cache
-from switchgear.compile import decisions
 from switchgear.errors import InvalidInput, OtherDecisions
 from switchgear.jit import compiler_of
+from switchgear_core.background import decisions
 
 ROOT = Path(__file__).parents[2]
 #: 50 steps of training, from one seed, under the default executors; prints the parameters' bits.

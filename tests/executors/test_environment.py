@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from switchgear.errors import warn_once
+from switchgear_core.errors import warn_once
 from switchgear_inductor import InductorExecutor, environment
 
 #: Spaces, quotes of both kinds, letters outside of ASCII.

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import switchgear as sg
-from switchgear.record.values import metadata_proxy
+from switchgear_core.record.values import metadata_proxy
 from switchgear_torch import spelling as module
 from switchgear_torch.internals import first_dispatched, make_meta
 from switchgear_torch.spelling import spelling

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 import switchgear as sg
-from switchgear import torch_private as internals
-from switchgear.ir.symbol import BoundSymbol
+from switchgear_core import torch_private as internals
+from switchgear_core.ir.symbol import BoundSymbol
 from tests import under_test
 from tests.fuzz.programs import SEED, Write
 from tests.fuzz.state import scope_of

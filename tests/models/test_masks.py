@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear.ir.symbol import DEL
+from switchgear_core.ir.symbol import DEL
 from tests.models.test_transformers import gpt2, llama, text
 
 #: What Transformers and PyTorch build masks and positions of.

@@ -16,7 +16,7 @@ import torch
 import switchgear as sg
 import switchgear_nvfuser
 import switchgear_torch
-from switchgear.registry.plugins import load as load_plugins
+from switchgear_core.registry.plugins import load as load_plugins
 from switchgear_nvfuser import NvfuserExecutor, availability
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 import switchgear as sg
 from switchgear.errors import SwitchgearError
-from switchgear.registry.plugins import Plugins, installed, load
+from switchgear_core.registry.plugins import Plugins, installed, load
 from tests.core.made_up import SIN, Site, executor_plugin
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear.registry.plugins import load
+from switchgear_core.registry.plugins import load
 from tests.core.made_up import SIN, Site, executor_plugin, rules_plugin
 from tests.plugins.faults import FAULTS, GOOD, PAGE, TORCH, function, laid_out, unharmed
 from tests.under_test import part

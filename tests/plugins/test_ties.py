@@ -22,7 +22,7 @@ from torch import Tensor
 import switchgear as sg
 from switchgear.errors import ExecutorUnavailable, InvalidInput, PluginWarning, UnknownExecutor
 from switchgear.jit import compiler_of
-from switchgear.registry.plugins import Plugins, load
+from switchgear_core.registry.plugins import Plugins, load
 from tests.core.made_up import Site
 
 PAGE = Path(__file__).parents[2] / "docs" / "choice.md"

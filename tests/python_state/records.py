@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from switchgear import torch_private as internals
+from switchgear_core import torch_private as internals
 
 #: How deep what is reachable is looked at.
 DEPTH = 7

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
-from switchgear.features.python_state.reads import State
 from switchgear.jit import last_entry
+from switchgear_frontend.features.python_state.reads import State
 
 X = torch.ones(2)
 
@@ -80,7 +80,7 @@ def test_no_guard_is_asked_in_python(name: str, in_cpp: bool, monkeypatch: pytes
     function, make = CASES[name]
     if in_cpp:
         importlib.import_module("torch._dynamo")  # the tree in C++ is there from then on
-        monkeypatch.setattr("switchgear.torch_private.guard_tree._FEW", 0)
+        monkeypatch.setattr("switchgear_core.torch_private.guard_tree._FEW", 0)
     jitted = sg.jit(function, executors=["torch"])
     for _ in range(3):
         jitted(*make())

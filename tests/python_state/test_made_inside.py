@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
-from switchgear import torch_private as internals
+from switchgear_core import torch_private as internals
 from tests.falling_back import falls_back
 
 X = torch.ones(2)

@@ -31,11 +31,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import switchgear as sg
 from switchgear import testing
 from switchgear.errors import RegistrationError
-from switchgear.ir.naming import symbols_of
-from switchgear.ir.symbol import map_proxies
-from switchgear.nesting import tensors_in
-from switchgear.testing.comparison import is_random
-from switchgear.testing.samples import samples_of, symbol_in, variants
+from switchgear_core.ir.naming import symbols_of
+from switchgear_core.ir.symbol import map_proxies
+from switchgear_core.nesting import tensors_in
+from switchgear_tools.testing.comparison import is_random
+from switchgear_tools.testing.samples import samples_of, symbol_in, variants
 from tests.databases.operators import operators, seed_everything
 from tests.databases.refused import INEXACT_OPERATORS
 from tests.databases.report import describe, examine_all

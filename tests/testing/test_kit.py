@@ -16,7 +16,7 @@ from torch import Tensor
 import switchgear as sg
 from switchgear import testing
 from switchgear.errors import RegistrationError
-from switchgear.testing.samples import samples_of, variants
+from switchgear_tools.testing.samples import samples_of, variants
 from tests.in_turn import in_turn
 
 

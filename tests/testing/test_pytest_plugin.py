@@ -20,7 +20,7 @@ def metafunc(plugin: str | None, *fixtures: str) -> Any:
 
 def test_the_suite_has_a_test_for_each_check(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = [("implementation of torch.sin", print), ("grad rule of torch.cos", repr)]
-    monkeypatch.setattr("switchgear.testing.checks.plugin_checks", {"mine": checks}.__getitem__)
+    monkeypatch.setattr("switchgear_tools.testing.checks.plugin_checks", {"mine": checks}.__getitem__)
     own = metafunc("mine", "switchgear_check")
     pytest_plugin.pytest_generate_tests(own)
     own.parametrize.assert_called_once_with("switchgear_check", [print, repr], ids=[label for label, _ in checks])

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from switchgear.errors import InvalidInput
+from switchgear_core.errors import InvalidInput
 from switchgear_tools.facts import Facts
 from switchgear_tools.page.payload import Measured, payload_of
 

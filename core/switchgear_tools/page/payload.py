@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from switchgear.compile.stages import ABOUT
-from switchgear.ir.choice import Choice
-from switchgear.ir.printing import Scope
-from switchgear.ir.symbol import AFTER, BOX, DEL, BoundSymbol, line
-from switchgear.ir.trace import Trace, names_of
-from switchgear.source_text import printable
+from switchgear_core.ir.choice import Choice
+from switchgear_core.ir.printing import Scope
+from switchgear_core.ir.symbol import AFTER, BOX, DEL, BoundSymbol, line
+from switchgear_core.ir.trace import Trace, names_of
+from switchgear_core.passes.stages import ABOUT
+from switchgear_core.source_text import printable
 from switchgear_tools.facts import ExplainedProgram, Facts, by_executor
 from switchgear_tools.lifetimes import lifetimes
 from switchgear_tools.ranges import label_of

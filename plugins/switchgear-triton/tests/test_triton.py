@@ -13,7 +13,7 @@ from switchgear_triton import TritonExecutor
 from torch import Tensor
 
 import switchgear as sg
-from switchgear.testing.checks import plugin_checks
+from switchgear_tools.testing.checks import plugin_checks
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)

@@ -1,1 +1,0 @@
-"""The order of the passes, from the trace to the program that runs."""

@@ -1,1 +1,0 @@
-"""Passes that remove or rewrite lines whose results need not be computed or kept."""

@@ -1,0 +1,1 @@
+"""The core: symbols, traces, recording, the registry, differentiation and the passes; it needs PyTorch and pluggy."""

@@ -1,0 +1,1 @@
+"""Compiling in the background, and decisions on disk."""

@@ -1,0 +1,217 @@
+"""Decisions: the choices of executors, recorded in a file by one process and repeated exactly by others.
+
+A program is identified by its computation and the executors of the call. The first process that names a missing file
+records for each program its machine, the executor of each region, and the executor of each line. If the file exists,
+programs are built in the same way, or `OtherDecisions` tells the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from switchgear_core.disk_cache import write
+from switchgear_core.errors import InvalidInput, OtherDecisions
+from switchgear_core.ir.trace import Trace
+from switchgear_core.machine import surroundings
+from switchgear_core.registry.answers import Answer, Answers, as_json, from_json
+from switchgear_core.registry.plugin import Chooser
+from switchgear_core.registry.region import Region, RegionChoice
+from switchgear_core.registry.selection import Selection
+
+_FORMAT = 1
+#: Characters shown from where two programs differ.
+_SHOWN = 160
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decision:
+    """The decision about one program; `lines` are its operators, each with its executor."""
+
+    program: str
+    computes: str
+    executors: list[str]
+    surroundings: dict[str, str]
+    regions: dict[str, Any]
+    lines: list[list[str]]
+
+
+class Decisions:
+    """The content of one file, either repeated (`repeats`) or written by this process."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.repeats = file.exists()
+        self.known = _read(file) if self.repeats else []
+
+    def of(self, trace: Trace, selection: Selection) -> Decision | None:
+        """Return the decision about a program; None if it is to be recorded.
+
+        Raises:
+            OtherDecisions: the file has no decision for this program, or was written on a different machine.
+        """
+        computes, executors = trace.canonical(), _executors(selection)
+        alike = [one for one in self.known if one.computes == computes]
+        found = next((one for one in alike if one.executors == executors), None)
+        if found is None and not self.repeats:
+            return None
+        if found is None:
+            what = (
+                f"the executors are {', '.join(executors)}, and were {', '.join(alike[0].executors)}"
+                if alike
+                else self._other_program(trace.name, computes)
+            )
+            raise self.differ(trace.name, what)
+        here = _surroundings(trace, selection)
+        for what, value in found.surroundings.items():
+            if here.get(what) != value:
+                raise self.differ(trace.name, f"{what} is {here.get(what)}, and was {value}")
+        return found
+
+    def add(self, decision: Decision) -> None:
+        """Record a decision."""
+        self.known.append(decision)
+        fields = [{name: getattr(one, name) for name in Decision.__slots__} for one in self.known]
+        text = json.dumps({"format": _FORMAT, "programs": fields}, indent=1)
+        try:
+            write(self.file, text.encode())
+        except OSError as error:
+            raise InvalidInput(
+                f"decisions={str(self.file)!r} cannot be written: {error}"
+            ) from error
+
+    def differ(self, program: str, what: str) -> OtherDecisions:
+        """Return the error that tells a difference."""
+        return OtherDecisions(
+            f"decisions={str(self.file)!r} cannot be repeated for the {program}: {what}. Delete the file to "
+            "decide anew"
+        )
+
+    def _other_program(self, name: str, computes: str) -> str:
+        alike = [one.computes for one in self.known if one.program == name]
+        if not alike:
+            return "there was none"
+        same, other = max((_parting(computes, one), one) for one in alike)
+        start = max(computes.rfind("('", 0, same), same - _SHOWN // 2, 0)
+        here, there = (text[start : start + _SHOWN] for text in (computes, other))
+        return f"it, or executors= or memory=, differs: here it has {here!r}, there {there!r}"
+
+
+def _parting(one: str, other: str) -> int:
+    """Return the length of the common prefix."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+_OPENED: dict[Path, Decisions] = {}
+
+
+def opened(file: str | os.PathLike[str]) -> Decisions:
+    """Return the decisions of a file, one object per process.
+
+    Raises:
+        InvalidInput: the file holds other content.
+    """
+    path = Path(file).absolute()
+    if path not in _OPENED:
+        _OPENED[path] = Decisions(path)
+    return _OPENED[path]
+
+
+def decided(trace: Trace, selection: Selection) -> tuple[Selection, Decision | None]:
+    """Return the selection that repeats or records the decision about a program, and the decision."""
+    if selection.decisions is None:
+        return selection, None
+    decisions = opened(selection.decisions)
+    decision = decisions.of(trace, selection)
+    if decision is None:
+        return replace(selection, written=Answers()), None
+    answers = from_json(decision.regions) or Answers()
+    label = f"decisions={str(decisions.file)!r}"
+    chooser = Chooser(partial(_repeated, decisions, trace.name, answers), _repeated, label, "")
+    return replace(selection, choosers=(chooser,)), decision
+
+
+def note_lines(trace: Trace, made: Trace, selection: Selection, decision: Decision | None) -> None:
+    """Record the executors of the lines of `made`.
+
+    Raises:
+        OtherDecisions: an existing decision has other lines.
+    """
+    if selection.decisions is None:
+        return
+    decisions = opened(selection.decisions)
+    labels = {one.name: one.label for one in selection.claimants}
+    owned = [
+        (line.symbol.name, one.owner) for line in made.bound_symbols if (one := line.implementation)
+    ]
+    lines = [[symbol, labels.get(owner, owner)] for symbol, owner in owned]
+    if decision is None:
+        regions, where = as_json(selection.written or Answers()), _surroundings(trace, selection)
+        computes, executors = trace.canonical(), _executors(selection)
+        decisions.add(Decision(trace.name, computes, executors, where, regions, lines))
+        return
+    for here, there in zip(lines, decision.lines, strict=False):
+        if here != there:
+            raise decisions.differ(
+                trace.name, f"{here[0]} is run by {here[1]}, and {there[0]} was by {there[1]}"
+            )
+    if len(lines) != len(decision.lines):
+        raise decisions.differ(
+            trace.name, f"there are {len(lines)} lines, and were {len(decision.lines)}"
+        )
+
+
+def _executors(selection: Selection) -> list[str]:
+    return [one.label for one in selection.claimants]
+
+
+def _surroundings(trace: Trace, selection: Selection) -> dict[str, str]:
+    fusion = selection.fusion.items()
+    options = {f"the settings of executor {name}": one.fingerprint() for name, one in fusion}
+    return {**surroundings(trace.devices), **options}
+
+
+def _repeated(
+    decisions: Decisions, program: str, answers: Answers, regions: Sequence[Region], context: object
+) -> list[RegionChoice]:
+    """Return the recorded choices."""
+    choices = []
+    for region in regions:
+        answer: Answer | None = answers.known.get(region.trace.canonical())
+        executor = next(
+            (
+                one
+                for one in region.candidates
+                if answer is not None and one.name == answer.executor
+            ),
+            None,
+        )
+        if answer is None or (executor is None and answer.executor is not None):
+            calls = ", ".join(
+                dict.fromkeys(call.symbol.name for call in region.trace.bound_symbols)
+            )
+            was = (
+                "there was no such region" if answer is None else f"it was run by {answer.executor}"
+            )
+            raise decisions.differ(program, f"a region of {calls} goes to nobody, and {was}")
+        choices.append(RegionChoice(executor, answer.reason, answer.gain))
+    return choices
+
+
+def _read(file: Path) -> list[Decision]:
+    try:
+        content = json.loads(file.read_text())
+        if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
+            raise ValueError(f"no decisions of format {_FORMAT}")
+        return [Decision(**one) for one in content["programs"]]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise InvalidInput(
+            f"decisions={str(file)!r} is no file of decisions ({type(error).__name__}: {error}); name one that "
+            "is not there to have it written"
+        ) from error

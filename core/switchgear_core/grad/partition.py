@@ -1,0 +1,315 @@
+"""Partition: the joint trace becomes a forward and a backward trace, connected by saved tensors.
+
+Lines that the outputs need, and all random draws, are forward; the rest is backward. An input that the epilogue
+overwrites is saved as a copy, and so is an input in the same storage, because both share a version.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from switchgear_core.errors import NotDifferentiable
+from switchgear_core.grad.budget import Budget, within
+from switchgear_core.grad.costs import is_view
+from switchgear_core.grad.differentiate import Joint
+from switchgear_core.grad.normalisations import CAST, with_statistics
+from switchgear_core.grad.recompute import Body, links_again, recompute
+from switchgear_core.grad.saving import Prices, overwritten_values, to_save
+from switchgear_core.ir.choice import Saved
+from switchgear_core.ir.dead_code import live
+from switchgear_core.ir.proxy import NumberProxy, TensorProxy, bytes_of
+from switchgear_core.ir.symbol import (
+    BACKWARD,
+    INNER_GRADIENT,
+    RECOMPUTED,
+    BoundSymbol,
+    RuleOrigin,
+    Symbol,
+    changed,
+    proxies,
+    region_of,
+)
+from switchgear_core.ir.trace import Names, Trace, names_of
+from switchgear_core.registry.memory import PricedMemory
+
+_CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
+#: Rules that choose their residuals; with a transform, the forward part is unknown.
+_CHOOSING = frozenset({"augmented", "pullback"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partitioned:
+    """`forward` returns its outputs and then `saved`, some as copies; `backward` takes `saved` and the grad outputs.
+
+    Numbers are no tensors: fixed sizes are constants of the backward, symbolic sizes further inputs. `widened` are
+    lines that restore zeros and ones saved as booleans.
+    """
+
+    forward: Trace
+    backward: Trace
+    saved: tuple[TensorProxy, ...]
+    widened: tuple[BoundSymbol, ...]
+    prices: Prices
+
+    @property
+    def saved_bytes(self) -> int:
+        """The saved bytes, without inputs, which are alive anyway."""
+        alive = {proxy.name for proxy in self.forward.inputs} - self.prices.overwritten
+        return sum(proxy.bytes for proxy in self.saved if proxy.name not in alive)
+
+    @property
+    def again(self) -> tuple[BoundSymbol, ...]:
+        """The lines of the backward that are recomputed."""
+        return tuple(item for item in self.backward.bound_symbols if RECOMPUTED in item.tags)
+
+
+def partition(
+    joint: Joint,
+    overwritten: frozenset[str] = frozenset(),
+    memory: PricedMemory = "eager",
+    budget: Budget | None = None,
+) -> Partitioned:
+    """Split a joint trace: lines that the outputs need are forward, the rest is backward, and values between are saved.
+
+    A value that is cheap to recompute from something smaller is not saved. `memory` defines cheap, or `budget` limits
+    the saved bytes or the recomputation. `overwritten` names the inputs that are written to after the forward. They,
+    and values that share their storage, are saved as copies.
+    """
+    residuals = _residuals(joint)
+    halves = _Halves(joint, frozenset({*residuals, *(proxy.name for proxy in joint.kept)}))
+    forward, outputs = halves.forward, joint.trace.outputs[: joint.count]
+    returned = frozenset(proxy.name for proxy in proxies(outputs))
+    body = with_statistics(forward, halves.names) if memory == "auto" else forward
+    transient = _made(body) - _made(forward)
+    copied = overwritten_values(forward, overwritten)
+    prices = Prices(memory, returned, copied, residuals, budget is not None, transient)
+    chosen = (
+        to_save(body, halves.read, prices)
+        if budget is None
+        else within(body, halves.read, halves.later, prices, budget)
+    )
+    again, left = _again(body, halves.read, chosen)
+    uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)
+    left = {name: left[name] for name in dict.fromkeys((*uses, *left)) if name in left}
+    maker = {proxy.name: item for item in forward for proxy in item.outputs}
+    copies: dict[str, BoundSymbol] = {}
+    widened: list[BoundSymbol] = []
+    saved: list[TensorProxy] = []
+    for proxy in left.values():
+        drawn = maker.get(proxy.name)
+        if drawn is not None and prices.narrows(proxy, drawn):
+            flags = replace(
+                proxy, name=halves.names.claim(f"{proxy.name}_as_bool"), dtype=torch.bool
+            )
+            copies[proxy.name] = BoundSymbol(CAST, (proxy,), {"dtype": torch.bool}, flags)
+            widened.append(
+                BoundSymbol(
+                    CAST,
+                    (flags,),
+                    {"dtype": proxy.dtype},
+                    proxy,
+                    source=drawn.source,
+                    links=links_again(drawn),
+                )
+            )
+            saved.append(flags)
+            continue
+        if proxy.name in prices.overwritten:
+            copies[proxy.name] = BoundSymbol(
+                _CLONE, (proxy,), {}, replace(proxy, name=halves.names.fresh())
+            )
+        saved.append(proxy)
+    kept = (copies[proxy.name].output if proxy.name in copies else proxy for proxy in left.values())
+    trace = replace(
+        joint.trace,
+        name="forward",
+        inputs=joint.trace.inputs[: len(joint.trace.inputs) - len(halves.given)],
+        outputs=(*outputs, *kept),
+        bound_symbols=(*(unlinked(item) for item in forward), *copies.values()),
+    )
+    backward = halves.backward((*widened, *again), tuple(saved))
+    return Partitioned(trace, backward, tuple(saved), tuple(widened), prices)
+
+
+def backward_for(joint: Joint, parts: Partitioned) -> Trace:
+    """Return the backward of another joint trace of the same forward, from the saved tensors of that forward.
+
+    Other values are recomputed.
+
+    Raises:
+        NotDifferentiable: a value can be neither read nor recomputed.
+    """
+    known = frozenset(
+        proxy.name for proxy in (*parts.saved, *(p for item in parts.widened for p in item.outputs))
+    )
+    halves = _Halves(replace(joint, kept=()), known, known)
+    again, missing = _again(halves.forward, halves.read, known)
+    missing = {name: proxy for name, proxy in missing.items() if name not in known}
+    if missing:
+        raise NotDifferentiable(
+            f"this backward needs values that the forward did not save ({', '.join(sorted(missing))}): other "
+            "grad outputs are defined than expected, or a grad rule is differentiated that did not save the values "
+            "it reads; give a gradient for every output, let the rule save it, or use sg.grad"
+        )
+    # a line recomputed for one of its results computes the others too
+    twice = {proxy.name for item in again for proxy in item.outputs if proxy.name in known}
+    saved = [replace(p, name=halves.names.fresh()) if p.name in twice else p for p in parts.saved]
+    widened = [item for item in parts.widened if item.outputs[0].name not in twice]
+    return halves.backward((*widened, *again), tuple(saved))
+
+
+def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
+    """Return the saved tensors of a forward, with reasons and readers in the backward."""
+    maker = {proxy.name: item for item in parts.forward.bound_symbols for proxy in item.outputs}
+    readers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for item in parts.backward.bound_symbols:
+        for name in {proxy.name for proxy in item.inputs}:
+            readers[name][
+                item.symbol.name + (" (recomputed)" if RECOMPUTED in item.tags else "")
+            ] += 1
+    values = {item.inputs[0].name: item.outputs[0] for item in parts.widened}
+    for item in parts.widened:
+        readers[item.inputs[0].name] = readers[item.outputs[0].name]
+    found = []
+    for proxy in parts.saved:
+        value = values.get(proxy.name, proxy)
+        made = maker.get(value.name)
+        origin = "input" if made is None else f"{made.symbol.name} at {made.source}"
+        reason = _reason(value, made, parts.prices)
+        if value is not proxy:
+            reason += "; its zeros and ones are saved as booleans"
+        alive = made is None and value.name not in parts.prices.overwritten
+        by = tuple(readers[proxy.name].items())
+        found.append(
+            Saved(value.name, proxy.type_string, bytes_of(proxy), alive, origin, reason, by)
+        )
+    return tuple(found)
+
+
+def _residuals(joint: Joint) -> dict[str, RuleOrigin]:
+    """Return the residuals of grad rules: earlier values that their backwards read, each with the rule's origin."""
+    lines = joint.trace.bound_symbols
+    before = (item for item in lines if BACKWARD not in item.tags and not region_of(item))
+    made = {proxy.name for item in before for proxy in item.outputs}
+    later = (item for item in lines if BACKWARD in item.tags)
+    return {
+        proxy.name: link.rule
+        for item in later
+        for link in item.links
+        if link.rule.form in _CHOOSING
+        for proxy in item.inputs
+        if proxy.name in made
+    }
+
+
+def _reason(proxy: TensorProxy, item: BoundSymbol | None, prices: Prices) -> str:
+    if proxy.name in prices.overwritten:
+        return "saved as a copy, for the call overwrites it"
+    if proxy.name in prices.residuals and prices.memory == "eager":
+        return f"the rule of {prices.residuals[proxy.name]} keeps it"
+    price = "an input, which takes no more memory" if item is None else prices.again(item)
+    reason = price if isinstance(price, str) else "recomputing costs more"
+    return f"{reason}; it is returned as well" if proxy.name in prices.outputs else reason
+
+
+class _Halves:
+    """A joint trace, split: `read` are the values of `forward`, including inputs, that `later` or the gradients read.
+
+    The forward also computes the values in `kept`. `known` names its saved tensors, if decided already.
+    """
+
+    def __init__(
+        self, joint: Joint, kept: frozenset[str], known: frozenset[str] | None = None
+    ) -> None:
+        trace = self.trace = joint.trace
+        self.grads = trace.outputs[joint.count :]
+        self.given = tuple(proxies(joint.grad_outputs))
+        body = tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags)
+        also = (proxy for item in body for proxy in item.outputs if proxy.name in kept)
+        body = live(body, (*proxies(trace.outputs[: joint.count]), *also))
+        ran = frozenset(body)
+        rest = live(
+            tuple(item for item in trace.bound_symbols if item not in ran), proxies(self.grads)
+        )
+        self.names = Names(names_of(trace))
+        self.forward, self.later = recompute(
+            body, rest, tuple(proxies(self.grads)), self.names, known
+        )
+        made = {proxy.name for item in self.forward for proxy in item.outputs}.union(
+            p.name for p in trace.inputs
+        )
+        own = {proxy.name for item in self.later for proxy in item.outputs}
+        own.update(trace.tensors, (proxy.name for proxy in self.given))
+        used = (*(proxy for item in self.later for proxy in item.inputs), *proxies(self.grads))
+        read = (*used, *(proxy for proxy in joint.kept if proxy.name in made))
+        self.read = tuple({p.name: p for p in read if p.name not in own}.values())
+
+    def backward(self, again: Body, saved: tuple[TensorProxy, ...]) -> Trace:
+        """Return the backward that takes `saved`, and recomputes the lines of `again` that it needs."""
+        body = _just_in_time(live((*again, *self.later), proxies(self.grads)))
+        return replace(
+            self.trace,
+            name="backward",
+            inputs=(*saved, *self.given),
+            outputs=self.grads,
+            bound_symbols=body,
+            numbers=tuple(NumberProxy(number.name) for number in self.trace.numbers),
+        )
+
+
+def _again(
+    forward: Body, read: Iterable[TensorProxy], saved: Collection[str]
+) -> tuple[tuple[BoundSymbol, ...], dict[str, TensorProxy]]:
+    """Return the forward lines that recompute unsaved values of `read`, and the values that lines and reader take."""
+    needed = {proxy.name: proxy for proxy in read}
+    again: list[BoundSymbol] = []
+    for item in reversed(forward):
+        if not item.is_random and any(
+            p.name in needed and p.name not in saved for p in item.outputs
+        ):
+            needed.update((proxy.name, proxy) for proxy in item.inputs)
+            again.append(
+                replace(
+                    item,
+                    links=links_again(item),
+                    tags=item.tags if is_view(item) else item.tags | {RECOMPUTED},
+                )
+            )
+    made = {proxy.name for item in again for proxy in item.outputs}
+    return tuple(reversed(again)), {
+        name: proxy for name, proxy in needed.items() if name not in made
+    }
+
+
+def _made(body: Body) -> frozenset[str]:
+    return frozenset(proxy.name for item in body for proxy in item.outputs)
+
+
+def _just_in_time(body: Body) -> Body:
+    """Return a backward with lines outside of the sweep as late as possible."""
+    stays = [BACKWARD in item.tags or item.is_random for item in body]
+    late = len(body)
+    place = [late] * len(body)
+    first: dict[str, int] = {}
+    for index in range(late - 1, -1, -1):
+        place[index] = (
+            index
+            if stays[index]
+            else min((first.get(p.name, late) for p in body[index].outputs), default=late)
+        )
+        for proxy in body[index].inputs:
+            first[proxy.name] = min(first.get(proxy.name, late), place[index])
+    order = sorted(range(late), key=lambda index: (place[index], stays[index], index))
+    return tuple(body[index] for index in order)
+
+
+def unlinked(item: BoundSymbol) -> BoundSymbol:
+    """Return a line of the forward without links; only gradients themselves keep links."""
+    links = item.links if INNER_GRADIENT in item.tags else ()
+    return changed(
+        item, links=links, subsymbols=tuple([unlinked(part) for part in item.subsymbols])
+    )

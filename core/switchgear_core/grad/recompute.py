@@ -1,0 +1,239 @@
+"""Recompute: regions marked by `torch.utils.checkpoint` are recomputed where the backward needs them.
+
+The lines of a region are copied into the backward as a whole, before its first reader, and read saved tensors. Saved
+are values read by other regions or by code outside, values named by a selective policy, and draws from a user's
+generator. Other draws are repeated from the state of the generator before the region's first draw (`redraw`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from switchgear_core.grad.derived import rebind
+from switchgear_core.grad.redraw import RANDOM_STATE, SWAP_RANDOM_STATE, state_proxy
+from switchgear_core.ir.aliasing import aliased_argument
+from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.symbol import (
+    BACKWARD,
+    CHECK,
+    CHECKPOINT,
+    RANDOM,
+    RECOMPUTED,
+    SAVED,
+    BoundSymbol,
+    Link,
+    RuleOrigin,
+    region_of,
+    with_parts,
+)
+from switchgear_core.ir.trace import Names
+
+Body = tuple[BoundSymbol, ...]
+_TAGS = frozenset({BACKWARD, RECOMPUTED})
+_ORIGIN = RuleOrigin("checkpoint", "recomputed")
+#: The origin of lines recomputed because their values are not saved.
+_UNSAVED = RuleOrigin("partition", "recomputed")
+
+
+def links_again(item: BoundSymbol) -> tuple[Link, ...]:
+    """Return the links of a forward line that the backward recomputes."""
+    return tuple(Link(link.forward, _UNSAVED) for link in item.links) or (Link(item, _UNSAVED),)
+
+
+def recompute(
+    forward: Body,
+    backward: Body,
+    grads: Iterable[TensorProxy],
+    names: Names,
+    known: frozenset[str] | None = None,
+) -> tuple[Body, Body]:
+    """Return forward and backward, with regions recomputed in the backward.
+
+    Values that other regions or outside code read are saved, and so are values named by a selective policy, and draws
+    from a user's `torch.Generator`. All other values are recomputed, each region as a whole and just before its first
+    reader. `known` names the saved tensors of the forward, if decided already.
+    """
+    if not any(map(region_of, (*forward, *backward))):
+        return forward, backward
+    fixed = {proxy.name for proxy in grads}
+    # lines of a region that only the backward needs, although without gradient: they move with the region
+    moved = tuple(
+        item
+        for item in backward
+        if BACKWARD not in item.tags
+        and region_of(item)
+        and fixed.isdisjoint(proxy.name for proxy in item.outputs)
+    )
+    away = {id(item) for item in moved}
+    later = tuple(item for item in backward if id(item) not in away)
+    regions = _Regions(
+        (*forward, *moved), {proxy.name for item in forward for proxy in item.outputs}, names, known
+    )
+    for name in fixed:
+        regions.read(name, None)
+    sources, later = regions.run(later)
+    return tuple(item for item in sources if id(item) not in away), later
+
+
+@dataclass(slots=True, eq=False)
+class _Regions:
+    """The regions of a trace: `sources` are their lines, and `savable` the names of values that can be saved."""
+
+    sources: Body
+    savable: set[str]
+    names: Names
+    known: frozenset[str] | None = None
+    maker: dict[str, BoundSymbol] = field(init=False)
+    home: dict[str, str | None] = field(init=False)
+    kept: set[str] = field(init=False)
+    wanted: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.maker = {proxy.name: item for item in self.sources for proxy in item.outputs}
+        self.home = {name: region_of(item) for name, item in self.maker.items()}
+        self.kept = set(self.known or ())
+
+    def read(self, name: str, reader: str | None) -> None:
+        """Record that the region `reader` reads a value."""
+        if name not in self.home:
+            return
+        if reader != self.home[name] and name in self.savable and self.known is None:
+            self._keep(name)
+        else:
+            self.wanted.add(name)
+
+    def _keep(self, name: str) -> None:
+        """Save a value, and all values that share its storage."""
+        while name in self.savable and name not in self.kept:
+            self.kept.add(name)
+            item = self.maker[name]
+            base = aliased_argument(item) if item.is_leaf else None
+            name = base.name if base is not None else ""
+
+    def run(self, later: Body) -> tuple[Body, Body]:
+        """Return the sources with the states of generators saved, and `later` with the regions recomputed."""
+        for item in later:
+            for proxy in item.inputs:
+                self.read(proxy.name, region_of(item))
+        selected, draws = self._select()
+        states = {at: state_proxy(self.names.claim(_state_name(*at)), at[1]) for at in draws}
+        env: dict[str, TensorProxy] = {}
+        copies = tuple([self._copy(item, env) for item in selected])
+        later = tuple([item.reading(env) for item in later])
+        groups: defaultdict[str | None, list[BoundSymbol]] = defaultdict(list)
+        for item in copies:
+            groups[region_of(item)].append(item)
+        for (region, device), state in states.items():
+            groups[region] = self._redrawn(groups[region], state, device)
+        first = {id(item): at for at, item in draws.items()}
+        sources = [
+            line
+            for item in self.sources
+            for line in ([_state_line(item, states[first[id(item)]])] if id(item) in first else [])
+            + [item]
+        ]
+        return tuple(sources), _placed(groups, later)
+
+    def _select(self) -> tuple[list[BoundSymbol], dict[tuple[str, torch.device], BoundSymbol]]:
+        """Return the recomputed lines, in order, and among them the first draw of each region and device."""
+        selected: list[BoundSymbol] = []
+        draws: dict[tuple[str, torch.device], BoundSymbol] = {}
+        for item in reversed(self.sources):
+            region = region_of(item)
+            if region is None or CHECK in item.tags:
+                continue
+            wanted = {proxy.name for proxy in item.outputs} & self.wanted
+            if SAVED in item.tags or (item.is_random and _has_generator(item)):
+                for name in wanted:
+                    self._keep(name)
+            at = region, item.outputs[0].device
+            draws_again = item.is_random and not _has_generator(item)
+            # an unneeded draw still moves the stream for needed draws
+            if wanted <= self.kept and not (draws_again and at in draws):
+                continue
+            if draws_again:
+                draws[at] = item
+            selected.append(item)
+            for proxy in item.inputs:
+                self.read(proxy.name, region)
+        return selected[::-1], draws
+
+    def _copy(self, item: BoundSymbol, env: dict[str, TensorProxy]) -> BoundSymbol:
+        link = Link(item.links[0].forward if item.links else item, _ORIGIN)
+        copy = replace(rebind(item, env, self.names), tags=item.tags | _TAGS, links=(link,))
+        for proxy in item.outputs:
+            if proxy.name in self.kept:
+                del env[proxy.name]
+        return copy
+
+    def _redrawn(
+        self, group: list[BoundSymbol], state: TensorProxy, device: torch.device
+    ) -> list[BoundSymbol]:
+        """Return a group whose draws from a device's generator begin at `state`, and which restores the stream."""
+        places = [
+            index
+            for index, item in enumerate(group)
+            if item.is_random and item.outputs[0].device == device
+        ]
+        first, last = group[places[0]], group[places[-1]]
+        before, after = (replace(state, name=self.names.fresh()) for _ in range(2))
+        enter = replace(_state_line(first, before), symbol=SWAP_RANDOM_STATE, args=(state, device))
+        leave = replace(_state_line(last, after), symbol=SWAP_RANDOM_STATE, args=(before, device))
+        return [
+            *group[: places[0]],
+            enter,
+            *group[places[0] : places[-1] + 1],
+            leave,
+            *group[places[-1] + 1 :],
+        ]
+
+
+def _placed(groups: dict[str | None, list[BoundSymbol]], later: Body) -> Body:
+    """Return `later` with each group before its first reader."""
+    owner = {
+        proxy.name: region
+        for region, group in groups.items()
+        for item in group
+        for proxy in item.outputs
+    }
+    result: list[BoundSymbol] = []
+
+    def place(items: Iterable[BoundSymbol]) -> None:
+        for item in items:
+            for proxy in item.inputs:
+                place(groups.pop(owner.get(proxy.name), ()))
+            result.append(item)
+
+    place(later)
+    return tuple(result)
+
+
+def _state_line(item: BoundSymbol, state: TensorProxy) -> BoundSymbol:
+    """Return a line for the state of a generator just before a bound symbol draws from it."""
+    tags = item.tags & _TAGS | {RANDOM}
+    return BoundSymbol(
+        RANDOM_STATE,
+        (item.outputs[0].device,),
+        {},
+        state,
+        (),
+        item.source,
+        tags=tags,
+        links=item.links,
+    )
+
+
+def _state_name(region: str, device: torch.device) -> str:
+    return f"random_state_{region.removeprefix(CHECKPOINT)}_{device}".replace(":", "_")
+
+
+def _has_generator(item: BoundSymbol) -> bool:
+    """Check whether a call draws from a user's generator."""
+    given: Iterator[object] = (
+        value for part in with_parts([item]) for value in (*part.args, *part.kwargs.values())
+    )
+    return any(isinstance(value, torch.Generator) for value in given)

@@ -1,0 +1,94 @@
+"""Writes as operators: symbols of this package for operations that PyTorch's operators lack, and their grad rules."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from switchgear_core.errors import Unsupported
+from switchgear_core.ir.symbol import Symbol
+
+#: The return value of a rule: the outputs, and their pullback.
+_Pulled = tuple[torch.Tensor | tuple[torch.Tensor, ...], Callable[..., Any]]
+
+
+def set_value(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """Return the value of `new` with the history of `old`: a write that autograd did not see."""
+    return new
+
+
+def _set_value_pullback(old: torch.Tensor, new: torch.Tensor) -> _Pulled:
+    return new, lambda grad: (grad, None)
+
+
+def draw_bernoulli(
+    value: torch.Tensor, p: float, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Return the result of `value.bernoulli_(p)`, drawn in its layout; `torch.bernoulli` uses another layout."""
+    return torch.empty_like(value).bernoulli_(p, generator=generator)
+
+
+def _draw_bernoulli_pullback(
+    value: torch.Tensor, p: float, *, generator: torch.Generator | None = None
+) -> _Pulled:
+    return draw_bernoulli(value, p, generator=generator), torch.zeros_like
+
+
+def restride(value: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
+    """Return `value` with other strides: the strides of the written tensor."""
+    result = torch.empty_strided(value.shape, tuple(stride), dtype=value.dtype, device=value.device)
+    return result.copy_(value)
+
+
+def _restride_pullback(value: torch.Tensor, stride: Sequence[int]) -> _Pulled:
+    return restride(value, stride), lambda grad: grad
+
+
+def identity(value: torch.Tensor) -> torch.Tensor:
+    """Return the value under another name, for a rule that returns a value made elsewhere."""
+    return value
+
+
+def _identity_pullback(value: torch.Tensor) -> _Pulled:
+    return value, lambda grad: grad
+
+
+def new_leaf(value: torch.Tensor) -> torch.Tensor:
+    """Return the value of an inner tensor whose history begins here: `requires_grad_()`."""
+    return value
+
+
+def _written(
+    view: Callable[..., torch.Tensor],
+    base: torch.Tensor,
+    source: torch.Tensor,
+    *args: object,
+    **kwargs: object,
+) -> torch.Tensor:
+    written = base.clone()
+    try:
+        view(written, *args, **kwargs).copy_(source)
+    except Unsupported:  # through a transposed view, recorded by a capture: `irfft`'s backward
+        written = base.clone(memory_format=torch.contiguous_format)
+        view(written, *args, **kwargs).copy_(source)
+        return restride(written, base.stride())
+    return written
+
+
+#: Overloads whose formulas refuse complex numbers, with the equivalent write through a view.
+WRITTEN_VIEWS: dict[object, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.slice_scatter.default: functools.partial(_written, torch.ops.aten.slice.Tensor),
+    torch.ops.aten.select_scatter.default: functools.partial(_written, torch.ops.aten.select.int),
+    torch.ops.aten.diagonal_scatter.default: functools.partial(
+        _written, torch.ops.aten.diagonal.default
+    ),
+}
+
+IDENTITY = Symbol("switchgear.identity", identity, _identity_pullback)
+DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli, _draw_bernoulli_pullback)
+NEW_LEAF = Symbol("switchgear.new_leaf", new_leaf)
+RESTRIDE = Symbol("switchgear.restride", restride, _restride_pullback)
+SET_VALUE = Symbol("switchgear.set_value", set_value, _set_value_pullback)

@@ -1,0 +1,1 @@
+"""The passes over a captured trace, and their order."""

@@ -1,0 +1,236 @@
+"""Tracking: the value that each wrapper under capture stands for, and writes unseen by autograd.
+
+Such a write to an input (`no_grad`, `detach()`, `.data`) becomes the symbol `set_value(old, new)`: the value of `new`,
+the history of `old`. The tracker finds it by comparing value and `grad_fn` of every tensor in every call. Autograd's
+`requires_grad` is compared with the trace's own; a disagreement is an error.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from switchgear_core import torch_private as internals
+from switchgear_core.errors import Unsupported
+from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.symbol import Symbol
+from switchgear_core.ir.writes import NEW_LEAF, SET_VALUE
+from switchgear_core.record.history import has_no_past, history_of, same_history, version_of
+from switchgear_core.record.inputs import Inputs, RecordedInput
+from switchgear_core.record.tape import Tape
+from switchgear_core.record.values import Values
+from switchgear_core.record.wrappers import Tracked, Wrappers
+
+DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
+
+
+class Tracker(Wrappers):
+    """Tracker that brings the trace, and the known state of each wrapper, up to date.
+
+    `follow_autograd`: detect writes unseen by autograd, and compare its requires_grad with the trace's own.
+    """
+
+    def __init__(self, tape: Tape, values: Values, inputs: Inputs, follow_autograd: bool) -> None:
+        super().__init__(tape, values)
+        self._inputs = inputs
+        self.follow_autograd = follow_autograd
+
+    def proxy_of(self, tensor: torch.Tensor) -> TensorProxy:
+        """Return the proxy of a wrapper's current value."""
+        self.reconcile(tensor)
+        return self.values.proxy_of(internals.unwrap(tensor))
+
+    def wrapper_for(
+        self, proxy: TensorProxy, *, leaf: bool = True, autograd: bool = False
+    ) -> torch.Tensor:
+        """Return a wrapper that stands for `proxy`; under `autograd` it requires grad if the proxy does."""
+        with self._tape.paused(), internals.DisableTorchFunction():
+            wrapper = internals.wrap(self.values.fake_of(proxy))
+            if autograd and proxy.requires_grad:
+                if leaf:
+                    wrapper.requires_grad_()
+                else:
+                    internals.make_non_leaf(wrapper)
+            self.track(wrapper)
+        return wrapper
+
+    def settle(self) -> None:
+        """Bring the trace up to date with every pending write."""
+        with internals.DisableTorchFunction():
+            for tracked in tuple(self._tracked.values()):
+                self.reconcile(tracked.wrapper)
+
+    def reconcile_bases(self, written: torch.Tensor) -> None:
+        """Set the value of every other autograd base that shares the storage, after a write."""
+        for tracked in tuple(self.bases.get(internals.storage_key(written), ())):
+            self.reconcile(tracked.wrapper)
+
+    def make_again(self, view: torch.Tensor, base: torch.Tensor) -> None:
+        """Recreate a view from its base, which is about to be written to."""
+        self.rebind(base, self.fake_of(base), aliases=True)
+        self._tracked[id(view)].fake = self.fake_of(view)
+
+    def track(self, wrapper: torch.Tensor) -> None:
+        """Start tracking a wrapper."""
+        internals.hide_memory(wrapper)
+        first = internals.unwrap(wrapper, synchronise=False)
+        fake = internals.unwrap(wrapper)
+        if self.follow_autograd:
+            if first is not fake and first in self.values and _share_memory(first, fake):
+                # a view made after a write to its base was recreated at once, from the base and not from another view
+                internals.rebind(wrapper, first, aliases=False)
+                fake = first
+            proxy = self.values.proxy_of(fake)
+            if proxy.requires_grad > wrapper.requires_grad or self._has_holder(proxy, wrapper):
+                # `x.data` shares the fake of `x` and none of its history
+                self.writes.apart[id(wrapper)] = wrapper
+                fake = self._record_alias(wrapper, DETACH, (proxy,))
+            elif wrapper.requires_grad and not proxy.requires_grad and has_no_past(wrapper):
+                fake = self._record_alias(wrapper, NEW_LEAF, (proxy,))
+            self._compare(fake, wrapper)
+        tracked = Tracked(
+            wrapper, fake, history_of(wrapper), not wrapper._is_view(), version_of(wrapper)
+        )
+        self._tracked[id(wrapper)] = tracked
+        self._holders.setdefault(self.values.proxy_of(fake).name, wrapper)
+        if tracked.is_base:
+            self.bases.setdefault(internals.storage_key(wrapper), []).append(tracked)
+
+    def reconcile(self, wrapper: torch.Tensor, *, is_used: bool = False) -> None:
+        """Bring the trace up to date with writes to a wrapper since it was last seen, before or after a use."""
+        tracked = self._tracked.get(id(wrapper))
+        if tracked is None:
+            self.track(wrapper)
+            return
+        fake = self.fake_of(wrapper)
+        if not self.follow_autograd:
+            tracked.fake = self._kept_history(tracked, fake)
+            return
+        known = self.values.proxy_of(fake)
+        if fake is not tracked.fake or wrapper.requires_grad != known.requires_grad:
+            if is_used:
+                self._refuse_transposed(tracked, fake)
+            self._follow(tracked, fake)
+
+    def _kept_history(self, tracked: Tracked, fake: torch.Tensor) -> torch.Tensor:
+        """Return the fake of a wrapper in a grad rule after a write of `fake`, seen by autograd or not."""
+        old, new = self.values.proxy_of(tracked.fake), self.values.proxy_of(fake)
+        if not old.requires_grad or new.requires_grad or old.shape != new.shape:
+            return fake
+        return self._record_alias(tracked.wrapper, SET_VALUE, (old, new), tracked.is_base)
+
+    def _follow(self, tracked: Tracked, fake: torch.Tensor) -> None:
+        """Make a wrapper stand for `fake` from now on, with the history from autograd."""
+        wrapper, entry = tracked.wrapper, self._inputs.of(tracked.wrapper)
+        old = self.values.proxy_of(tracked.fake)
+        written = not _share_memory(fake, tracked.fake)
+        if written:
+            fake = self._note_write(tracked, old, fake)
+        new = self.values.proxy_of(fake)
+        history = history_of(wrapper)
+        # a written view gets a new history, even if autograd did not see the write
+        lost = wrapper.requires_grad and not new.requires_grad
+        unseen = new is not old and (lost or same_history(history, tracked.history))
+        begins = new is old and has_no_past(wrapper) and entry is None
+        if unseen and wrapper.requires_grad:
+            fake = self._set_value(tracked, entry, old, new, written)
+        elif new is not old and ((unseen and new.requires_grad) or self._has_holder(new, wrapper)):
+            fake = self._record_alias(wrapper, DETACH, (new,))
+        elif begins:
+            if not wrapper.requires_grad:
+                self._refuse_views(wrapper)
+            fake = self._record_alias(
+                wrapper, NEW_LEAF if wrapper.requires_grad else DETACH, (new,)
+            )
+        self._compare(fake, wrapper)
+        tracked.fake, tracked.history, tracked.version = fake, history, version_of(wrapper)
+        new = self.values.proxy_of(fake)
+        self._holders.setdefault(new.name, wrapper)
+        if begins or (new.shape, new.stride, new.dtype) != (old.shape, old.stride, old.dtype):
+            self._outdate_views(wrapper)
+
+    def _refuse_transposed(self, tracked: Tracked, fake: torch.Tensor) -> None:
+        """Refuse a transposed view of a tensor that was written to later.
+
+        Autograd would go back through its strides: gradients have another layout in memory, and sums round differently.
+        """
+        if is_transposed(fake) and tracked.wrapper.requires_grad and not tracked.is_base:
+            raise Unsupported(
+                f"in {self._tape.here()} a transposed view is used of a tensor that was written to since the view was "
+                "made; make the view again"
+            )
+
+    def _note_write(self, tracked: Tracked, old: TensorProxy, fake: torch.Tensor) -> torch.Tensor:
+        """Return the fake of a wrapper after a write of `fake`, with the former strides and bits."""
+        wrapper, new = tracked.wrapper, self.values.proxy_of(fake)
+        with internals.DisableTorchFunction():
+            bits = new.is_conj > wrapper.is_conj() or new.is_neg > wrapper.is_neg()
+        if new.shape == old.shape and (new.stride != old.stride or bits):
+            # a write keeps strides and bits; the functional operator may not
+            fake = self.restrided(wrapper, old.stride, tracked.is_base)
+        self.writes.memory.add(internals.storage_key(fake))
+        self.writes.remakes_views = True
+        aliases = self.bases.get(internals.storage_key(wrapper), ())
+        if len(aliases) > 1 and version_of(wrapper) == tracked.version:
+            self.writes.hidden.add(old.name)
+        return fake
+
+    def _set_value(
+        self,
+        tracked: Tracked,
+        entry: RecordedInput | None,
+        old: TensorProxy,
+        new: TensorProxy,
+        written: bool,
+    ) -> torch.Tensor:
+        """Record a write, unseen by autograd, to an input that requires grad."""
+        wrapper, here = tracked.wrapper, self._tape.here
+        if new.shape != old.shape:
+            raise Unsupported(
+                f"in {here()} the sizes of a tensor that requires grad ({old.name}) are changed in "
+                "place where autograd does not see it; make a view instead",
+                splits=False,  # TorchDynamo would continue with the old sizes
+            )
+        if entry is None:
+            raise Unsupported(
+                f"in {here()} a tensor that requires grad and is no input ({old.name}) was written "
+                "to where autograd does not see it (no_grad, .data or detach()); write to a clone, or make a new "
+                "tensor",
+                splits=False,  # TorchDynamo loses the history of `x.data.copy_(x)`
+            )
+        if not written and entry.tensor._is_view() and not wrapper._is_view():
+            raise Unsupported(
+                f"in {here()} the sizes or strides of {entry.proxy.name}, an input that is itself a "
+                "view, are changed in place where autograd does not see it; make a view instead"
+            )
+        fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
+        self.writes.unseen.add(entry.proxy.name)
+        self._outdate_views(wrapper)
+        return fake
+
+    def _compare(self, fake: torch.Tensor, wrapper: torch.Tensor) -> None:
+        """Raise `Unsupported` where autograd and the trace disagree."""
+        proxy = self.values.proxy_of(fake)
+        if proxy.requires_grad == wrapper.requires_grad:
+            return
+        raise Unsupported(
+            f"in {self._tape.here()} autograd says requires_grad={wrapper.requires_grad} where the trace says "
+            f"requires_grad={proxy.requires_grad} ({proxy.name}): a change of requires_grad inside a jitted function, "
+            "or a write through an alias that autograd does not connect, is not supported; make it outside, "
+            "or on a clone"
+        )
+
+
+def is_detached(tracker: Tracker, wrapper: torch.Tensor) -> bool:
+    """Check whether a wrapper has no gradient, but shares memory with a tensor that has one."""
+    others = tracker.bases.get(internals.storage_key(wrapper), ())
+    return not wrapper.requires_grad and any(one.wrapper.requires_grad for one in others)
+
+
+def is_transposed(tensor: torch.Tensor) -> bool:
+    """Check whether the dimensions of a tensor have another order than in memory."""
+    strides = [n for n, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
+    return strides != sorted(strides, reverse=True)
+
+
+def _share_memory(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return internals.storage_key(left) == internals.storage_key(right)

@@ -1,0 +1,253 @@
+"""Choose: the executor of each region, by the choosers of plugins, else the first candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from switchgear_core.errors import ExecutorFailed, RuleError, SwitchgearError
+from switchgear_core.ir.choice import Declined
+from switchgear_core.ir.free_last_used import free_last_used
+from switchgear_core.ir.purity import uninitialised
+from switchgear_core.ir.trace import Trace, compile_trace
+from switchgear_core.nearness import in_float64, tolerances
+from switchgear_core.nesting import tensors_in
+from switchgear_core.registry.answers import Answer, Answers
+from switchgear_core.registry.claim import claim
+from switchgear_core.registry.executor import Executor, FusionExecutor
+from switchgear_core.registry.plugin import Chooser
+from switchgear_core.registry.plugin_passes import run_passes
+from switchgear_core.registry.region import Region, RegionChoice
+from switchgear_core.registry.registry import describe
+from switchgear_core.registry.selection import Claimant, Selection
+from switchgear_core.source_text import as_name
+
+NO_FUEL = Declined("no fuel is left for its region")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fused:
+    """A compiled region: executor, function, name, reason for the executor, and the seconds gained per call."""
+
+    executor: FusionExecutor
+    function: Callable[..., Any]
+    name: str
+    reason: str
+    gain: float
+
+
+class Contestants:
+    """The `RegionContext` of one call."""
+
+    def __init__(self, regions: Sequence[Region], program: str, selection: Selection) -> None:
+        self.executors: tuple[Executor, ...] = selection.executors
+        self._program = program
+        self._selection = selection
+        self._compiled: dict[tuple[Region, FusionExecutor], Callable[..., object] | Declined] = {}
+        self._numbers = {region: number for number, region in enumerate(regions)}
+
+    def label(self, executor: Executor) -> str:
+        """Implement `RegionContext.label`."""
+        return self._claimant(executor).label
+
+    def code(self, executor: Executor) -> str | None:
+        """Implement `RegionContext.code`."""
+        return self._claimant(executor).code
+
+    def _claimant(self, executor: Executor) -> Claimant:
+        return next(one for one in self._selection.claimants if one.executor is executor)
+
+    @staticmethod
+    def unlike(region: Region, arguments: Sequence[Any], results: Any, expected: Any) -> str:
+        """Implement `RegionContext.unlike`."""
+        if not isinstance(results, (tuple, list)) or len(results) != len(expected):
+            return f"it returns {type(results).__name__}, not the {len(expected)} results of the operators"
+        exact: list[torch.Tensor | None] | None = None
+        trace = region.trace
+        garbage = uninitialised(trace.bound_symbols)
+        for index, (one, two) in enumerate(zip(results, expected, strict=True)):
+            here, there = ((it.dtype, tuple(it.shape), it.device) for it in (one, two))
+            if here != there:
+                return f"result {index} is {here}, and the operators' {there}"
+            output = trace.outputs[index]
+            if two.layout is not torch.strided or (output and output.name in garbage):
+                continue
+            if torch.allclose(one, two, *tolerances(two), True):
+                continue
+            if exact is None:
+                exact = in_float64(trace.function(), (tuple(arguments), {}))
+            near, most = tolerances(two, exact[index] if exact else None, [*tensors_in(arguments)])
+            if not torch.allclose(one, two, near, most, True):
+                off = float((one - two).abs().max())
+                return f"result {index} is off by up to {off:.3g}, with {most:.3g} allowed"
+        return ""
+
+    def operators(self, region: Region) -> Trace:
+        """Implement `RegionContext.operators`."""
+        return claim(region.whole, self._selection.without_fusion())
+
+    def function(self, operators: Trace) -> Callable[..., Any]:
+        """Implement `RegionContext.function`."""
+        made, _ = run_passes("after_claim", operators, self._selection)
+        return compile_trace(free_last_used(made[-1] if made else operators))
+
+    def compile(
+        self, entrants: Sequence[tuple[Region, FusionExecutor]]
+    ) -> dict[tuple[Region, FusionExecutor], Callable[..., Any] | Declined]:
+        """Implement `RegionContext.compile`."""
+        missing = [entrant for entrant in dict.fromkeys(entrants) if entrant not in self._compiled]
+        for executor in dict.fromkeys(executor for _, executor in missing):
+            own = [region for region, candidate in missing if candidate is executor]
+            traces = [replace(region.trace, name=self.name(region, executor)) for region in own]
+            functions = self._functions(executor, traces)
+            self._compiled.update(
+                zip([(region, executor) for region in own], functions, strict=True)
+            )
+        return {entrant: self._compiled[entrant] for entrant in entrants}
+
+    def _functions(
+        self, executor: FusionExecutor, traces: Sequence[Trace]
+    ) -> Sequence[Callable[..., object] | Declined]:
+        try:
+            functions = executor.compile_all(traces)
+            for made in functions:
+                if not callable(made) and not isinstance(made, Declined):
+                    raise TypeError(f"compile returned {made!r}, neither a function nor Declined")
+            return functions
+        except Exception as error:
+            own = self._claimant(executor)
+            calls = (item.symbol.name for one in traces for item in one.bound_symbols)
+            raise ExecutorFailed(
+                f"executor {own.label} failed to compile regions of {', '.join(dict.fromkeys(calls))}: "
+                f"{type(error).__name__}: {error}. To go on without it, {own.remedy}"
+            ) from error
+
+    def name(self, region: Region, executor: FusionExecutor) -> str:
+        """Return the name of a region that an executor compiles."""
+        return as_name(f"{executor.name}_{self._program}_{self._numbers[region]}")
+
+
+def choose(regions: Sequence[Region], program: str, selection: Selection) -> list[Fused | Declined]:
+    """Return the outcome for each region, all with candidates: a compiled region, or why operators run."""
+    context = Contestants(regions, program, selection)
+    if selection.answers is not None:
+        return [_loaded(region, selection.answers, context, selection) for region in regions]
+    choices = _asked(regions, selection.choosers, context)
+    outcomes = _compiled(regions, choices, context, selection)
+    if selection.written is not None:
+        for region, choice, outcome in zip(regions, choices, outcomes, strict=True):
+            executor = outcome.executor.name if isinstance(outcome, Fused) else None
+            gain = choice.gain if executor else 0.0
+            selection.written.known[region.trace.canonical()] = Answer(
+                executor, outcome.reason, gain
+            )
+            selection.written.last &= choice.lasts
+    return outcomes
+
+
+def _compiled(
+    regions: Sequence[Region],
+    choices: Sequence[RegionChoice],
+    context: Contestants,
+    selection: Selection,
+) -> list[Fused | Declined]:
+    """Return the regions as compiled by the chosen executors, as far as there is fuel."""
+    pairs = [*zip(regions, choices, strict=True)]
+    entrants = [(region, one.executor) for region, one in pairs if one.executor is not None]
+    functions = context.compile(entrants[: selection.fuel.left])
+
+    def outcome(region: Region, choice: RegionChoice) -> Fused | Declined:
+        if choice.executor is None:
+            return Declined(choice.reason)
+        function = functions.get((region, choice.executor), NO_FUEL)
+        if isinstance(function, Declined):
+            return function
+        name = context.name(region, choice.executor)
+        return Fused(choice.executor, function, name, choice.reason, choice.gain)
+
+    return [outcome(*pair) for pair in pairs]
+
+
+def _loaded(
+    region: Region, answers: Answers, context: Contestants, selection: Selection
+) -> Fused | Declined:
+    """Return the outcome that the answers give for a region; only an executor without code on disk recompiles."""
+    answer = answers.of(region)
+    if answer.executor is None:
+        return Declined(answer.reason)
+    executor = next((one for one in region.candidates if one.name == answer.executor), None)
+    if executor is None:
+        return Declined(f"{answer.executor}, which was to run it, does not take it here")
+    name = context.name(region, executor)
+    try:
+        if executor.finds_compiled or selection.compile == "never":
+            function, why = executor.load(replace(region.trace, name=name)), ""
+        else:
+            compiled = context.compile([(region, executor)])[region, executor]
+            if isinstance(compiled, Declined):
+                return compiled
+            function, why = compiled, ""
+    except Exception as error:
+        function, why = None, f" ({type(error).__name__}: {error})"
+    if function is None:
+        if executor.finds_compiled:
+            answers.missing.append(name)
+        return Declined(f"the code that {executor.name} compiled for it is not found any more{why}")
+    answers.taken.append(answer)
+    return Fused(executor, function, name, answer.reason, answer.gain)
+
+
+def _asked(
+    regions: Sequence[Region], choosers: Sequence[Chooser], context: Contestants
+) -> list[RegionChoice]:
+    answers: dict[Region, RegionChoice] = {}
+    for chooser in choosers:
+        open_regions = [region for region in regions if region not in answers]
+        if open_regions:
+            given = _guarded(chooser, open_regions, context)
+            answers.update(
+                (region, answer)
+                for region, answer in zip(open_regions, given, strict=True)
+                if answer
+            )
+    return [answers.get(region) or RegionChoice(region.candidates[0]) for region in regions]
+
+
+def _guarded(
+    chooser: Chooser, regions: Sequence[Region], context: Contestants
+) -> Sequence[RegionChoice | None]:
+    """Return a plugin's answers, one for each region.
+
+    Raises:
+        RuleError: the plugin raised, or returned something invalid.
+    """
+    try:
+        answers: object = chooser.fn(regions, context)
+        if answers is None:
+            return [None] * len(regions)
+        if not isinstance(answers, Sequence) or len(answers) != len(regions):
+            raise TypeError(
+                f"it returns an answer for each of {len(regions)} regions, or None, not {answers!r}"
+            )
+        for region, answer in zip(regions, answers, strict=True):
+            _check(region, answer)
+    except SwitchgearError:
+        raise
+    except Exception as error:
+        fault = f"{describe(chooser.source)} raised {type(error).__name__}: {error}"
+        raise RuleError(
+            f"plugin {chooser.label}: {fault}; to go on without it, {chooser.remedy}"
+        ) from error
+    return answers
+
+
+def _check(region: Region, answer: object) -> None:
+    if answer is None:
+        return
+    if not isinstance(answer, RegionChoice):
+        raise TypeError(f"an answer is a RegionChoice or None, not {answer!r}")
+    if answer.executor is not None and answer.executor not in region.candidates:
+        raise ValueError(f"{answer.executor!r} is no candidate for the region")

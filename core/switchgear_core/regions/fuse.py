@@ -1,0 +1,214 @@
+"""Fuse: lines claimed by fusion executors become regions, each of them one bound symbol.
+
+The subsymbols of a region are the replaced lines, with their links. Lines without fuel, or declined by their executor,
+are claimed by other executors. A composite claimed by another executor is restored (`wholes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from operator import itemgetter
+from typing import TypeAlias
+
+from switchgear_core.ir.choice import Implementation
+from switchgear_core.ir.dead_code import live
+from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.symbol import BoundSymbol, Symbol, changed, proxies
+from switchgear_core.ir.trace import Trace
+from switchgear_core.record.sizes import sizes_of
+from switchgear_core.regions.choose import Fused, choose
+from switchgear_core.regions.regions import Dataflow, cut, find_regions
+from switchgear_core.regions.wholes import Whole, find_wholes, put_together, within
+from switchgear_core.registry.claim import claim
+from switchgear_core.registry.region import Region
+from switchgear_core.registry.selection import Selection
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Block:
+    """A region and the indices of its bound symbols without views; `objection` tells why no executor accepts it."""
+
+    members: tuple[int, ...]
+    region: Region
+    objection: str
+
+    @property
+    def items(self) -> tuple[BoundSymbol, ...]:
+        """The bound symbols of the block, with the views."""
+        return self.region.trace.bound_symbols
+
+
+_Place: TypeAlias = _Block | Whole | int
+
+
+def fuse(trace: Trace, selection: Selection) -> Trace:
+    """Replace lines claimed by fusion executors by regions.
+
+    A region is convex: no outside line both reads from the region and computes an input of the region. Views are free,
+    so each region contains the views of its inputs. A view read elsewhere is recomputed there: a region returns no
+    view. A region is claimed by other executors if its executor declines, fuel is used up, or a plugin prefers
+    operators.
+    """
+    flow = Dataflow(live(trace.bound_symbols, proxies(trace.outputs)), selection.fusion)
+    wholes = find_wholes(flow, trace)
+    blocks = _blocks(flow, trace, selection, wholes)
+    contested = [block for block in blocks if block.region.candidates]
+    outcomes = choose([block.region for block in contested], trace.name, selection)
+    lines: dict[_Block, BoundSymbol] = {}
+    reasons = {block: block.objection for block in blocks if block.objection}
+    for block, outcome in zip(contested, outcomes, strict=True):
+        if isinstance(outcome, Fused):
+            lines[block] = _line(block, outcome)
+        else:
+            reasons[block] = outcome.reason
+    selection.fuel.regions.extend(lines.values())
+    refused = {index: reason for block, reason in reasons.items() for index in block.members}
+    others = selection.without_fusion()
+    body: list[BoundSymbol] = []
+    fused = {index for block in lines for index in block.members}
+    whole = within(wholes, {index for index in range(len(flow.body)) if index not in fused})
+    for place in _ordered(flow, trace, list(lines), whole):
+        if isinstance(place, _Block):
+            body.append(lines[place])
+            continue
+        if isinstance(place, Whole):
+            index = next(index for index in place.members if flow.owners[index])
+            item = place.call
+        else:
+            index, item = place, changed(flow.body[place], choices=flow.body[place].choices[:-1])
+        if owner := flow.owners[index]:
+            again = replace(trace, bound_symbols=(item,))
+            refusal = owner, refused.get(index, "a view that is read outside of its regions")
+            body.extend(claim(again, others, (refusal,)).bound_symbols)
+        else:
+            body.append(flow.body[index])
+    return replace(trace, bound_symbols=tuple(body))
+
+
+def _blocks(
+    flow: Dataflow, trace: Trace, selection: Selection, wholes: Sequence[Whole]
+) -> list[_Block]:
+    """Return the regions, in the order of their last members."""
+    uncut = [
+        (members, selection.fusion[flow.owners[members[0]]].maximum)
+        for members in find_regions(flow)
+    ]
+    found = sorted(
+        [part for members, most in uncut for part in cut(flow, members, most)], key=itemgetter(-1)
+    )
+    parts = [tuple([flow.body[index] for index in flow.with_views(members)]) for members in found]
+    inputs = [_read(items) for items in parts]
+    outside = flow.outside(
+        {index for members in found for index in members}, proxies(trace.outputs)
+    )
+    needed = {proxy.name for proxy in proxies((trace.outputs, inputs))}
+    needed.update(proxy.name for index in outside for proxy in flow.body[index].inputs)
+    blocks = []
+    for members, items, given in zip(found, parts, inputs, strict=True):
+        made = (proxy for index in members for proxy in flow.body[index].outputs)
+        outputs = tuple([proxy for proxy in made if proxy.name in needed])
+        sizes = sizes_of(items)
+        region = Trace("region", given, outputs, items, numbers=tuple(sizes))
+        whole = put_together(flow, region, flow.with_views(members), within(wholes, members))
+        finder = selection.fusion[flow.owners[members[0]]]
+        # an explicit list: the first executor's regions; a chooser of a plugin: every executor's regions are offered
+        takers = selection.takers(items) if selection.choosers else (finder,)
+        answers = {executor: executor.supports_region(region) for executor in takers}
+        candidates = tuple([executor for executor, answer in answers.items() if answer is None])
+        objection = "; ".join(
+            answer.reason for answer in answers.values() if answer is not None and not candidates
+        )
+        blocks.append(
+            _Block(
+                tuple(members), Region(region, whole, candidates, tuple(sizes.values())), objection
+            )
+        )
+    return blocks
+
+
+def _read(items: Iterable[BoundSymbol]) -> tuple[TensorProxy, ...]:
+    """Return the values that bound symbols read and do not compute."""
+    made: set[str] = set()
+    read: dict[str, TensorProxy] = {}
+    for item in items:
+        read.update((proxy.name, proxy) for proxy in item.inputs if proxy.name not in made)
+        made.update(proxy.name for proxy in item.outputs)
+    return tuple(read.values())
+
+
+def _line(block: _Block, fused: Fused) -> BoundSymbol:
+    """Return a region as one bound symbol."""
+    trace, items = replace(block.region.trace, name=fused.name), block.items
+    by_operators = cache(trace.function)
+    links = {(id(link.forward), link.rule): link for item in items for link in item.links}
+    place = f"in {fused.name} ({fused.reason})" if fused.reason else f"in {fused.name}"
+    choices = [
+        choice
+        if choice is not item.choices[-1]
+        else replace(choice, owner=fused.executor.name, reason=place)
+        for item in items
+        for choice in item.choices
+    ]
+    return BoundSymbol(
+        Symbol(trace.name, lambda *args: by_operators()(*args)),
+        (*block.region.numbers, *trace.inputs),
+        {},
+        trace.outputs,
+        items,
+        source=items[0].source,
+        tags=frozenset().union(*(item.tags for item in items)),
+        links=tuple(links.values()),
+        implementation=Implementation(
+            fused.executor.name, fused.function, fused.executor.boxed, gain=fused.gain
+        ),
+        choices=tuple(dict.fromkeys(choices)),
+    )
+
+
+def _ordered(
+    flow: Dataflow, trace: Trace, blocks: Sequence[_Block], wholes: Sequence[Whole]
+) -> list[_Place]:
+    """Return units and outside bound symbols in order, each at its last member or before its first reader."""
+    units: tuple[_Block | Whole, ...] = (*blocks, *wholes)
+    places: dict[int, _Place] = {index: unit for unit in units for index in unit.members}
+    read = proxies((trace.outputs, *(whole.call.inputs for whole in wholes)))
+    places.update((index, index) for index in flow.outside(places.keys(), read))
+    needs = {place: _needs(flow, places, place) for place in places.values()} if wholes else {}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError:
+        # a region lies between two parts of a composite, reads the first and is read by the second
+        return _ordered(flow, trace, blocks, ())
+    ordered: list[_Place] = []
+    done: set[_Place] = set()
+    for index in sorted(places):
+        place = places[index]
+        pending = [place] if isinstance(place, int) or place.members[-1] == index else []
+        while pending:
+            place = pending[-1]
+            missing = (
+                [one for one in _needs(flow, places, place) if one not in done]
+                if place not in done
+                else []
+            )
+            pending.extend(reversed(missing))
+            if not missing:
+                pending.pop()
+                if place not in done:
+                    done.add(place)
+                    ordered.append(place)
+    return ordered
+
+
+def _needs(flow: Dataflow, places: Mapping[int, _Place], place: _Place) -> list[_Place]:
+    """Return the places that must run before a place."""
+    members = (place,) if isinstance(place, int) else place.members
+    needed = [one for index in members for one in flow.needs[index]]
+    if not isinstance(place, _Block):
+        # a view is read as a view here, and made first
+        call = flow.body[place] if isinstance(place, int) else place.call
+        needed += [flow.maker[proxy.name] for proxy in call.inputs if proxy.name in flow.maker]
+    return [places[one] for one in needed if places[one] is not place]

@@ -1,0 +1,76 @@
+"""Wholes: composites that executors claim whole, restored where a fusion executor declines all of their parts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from switchgear_core.ir.dead_code import live
+from switchgear_core.ir.symbol import BoundSymbol, proxies
+from switchgear_core.ir.trace import Trace
+from switchgear_core.regions.regions import Dataflow
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Whole:
+    """A composite with the indices of its parts; `members` are the parts except views."""
+
+    call: BoundSymbol
+    parts: tuple[int, ...]
+    members: tuple[int, ...]
+
+
+def find_wholes(flow: Dataflow, trace: Trace) -> list[Whole]:
+    """Return the composites that can replace their parts, the outermost first.
+
+    Conditions: no outside line reads inner values, the parts read all inputs of the composite, and no output is a view.
+    """
+    parts: dict[BoundSymbol, list[int]] = defaultdict(list)
+    readers: dict[str, set[int]] = defaultdict(set)
+    for index, item in enumerate(flow.body):
+        for call in item.wholes:
+            parts[call].append(index)
+        for proxy in item.inputs if parts else ():
+            readers[proxy.name].add(index)
+    given = {*trace.tensors, *(proxy.name for proxy in trace.inputs)}
+    returned = {proxy.name for proxy in proxies(trace.outputs)}
+    found = []
+    for call, indices in parts.items():
+        items, own = [flow.body[index] for index in indices], {p.name for p in call.outputs}
+        read = {proxy.name for item in items for proxy in item.inputs}
+        hidden = {proxy.name for item in items for proxy in item.outputs} - own
+        members = tuple([index for index in indices if not flow.is_view[index]])
+        made = {proxy.name for index in members for proxy in flow.body[index].outputs}
+        is_open = hidden & returned or any(readers[name].difference(indices) for name in hidden)
+        is_fed = all(p.name in read or p.name in given for p in call.inputs)
+        if own <= made and not is_open and is_fed:
+            found.append(Whole(call, tuple(indices), members))
+    return found
+
+
+def within(wholes: Iterable[Whole], members: Collection[int]) -> list[Whole]:
+    """Return the composites whose members are all in `members`, none inside of another."""
+    inside, taken = frozenset(members), set[int]()
+    found = []
+    for whole in wholes:
+        if taken.isdisjoint(whole.parts) and inside.issuperset(whole.members):
+            taken.update(whole.parts)
+            found.append(whole)
+    return found
+
+
+def put_together(
+    flow: Dataflow, region: Trace, indices: Sequence[int], wholes: Iterable[Whole]
+) -> Trace:
+    """Return a region of the bound symbols at these indices, with composites in the place of their parts."""
+    first = {whole.parts[0]: whole.call for whole in wholes}
+    if not first:
+        return region
+    inside = {index for whole in wholes for index in whole.parts}
+    items = [
+        first.get(index, flow.body[index])
+        for index in indices
+        if index in first or index not in inside
+    ]
+    return replace(region, bound_symbols=live(tuple(items), proxies(region.outputs)))

@@ -1,0 +1,319 @@
+"""Discovery: the installed plugins, each loaded separately, and a report of the outcomes."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import TypeAlias
+
+from switchgear_core.errors import warn
+from switchgear_core.patches import Lock
+from switchgear_core.record.attempts import undoing
+from switchgear_core.record.handler import left_out
+from switchgear_core.registry.executor import Executor, reason_limited, reason_unavailable
+from switchgear_core.registry.hookspecs import DISTRIBUTIONS, PROJECT
+from switchgear_core.registry.isolation import Import, isolated, uncaptured
+from switchgear_core.registry.plugin import (
+    DISABLE_VARIABLE,
+    LOG,
+    Plugin,
+    PluginStatus,
+    Status,
+    distribution_of,
+    load_one,
+)
+from switchgear_core.registry.registry import Registry
+from switchgear_core.showing import Listing
+
+#: The status of a faulty plugin, and the reason.
+Fault: TypeAlias = tuple[Status, str]
+_LOADING = Lock()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plugins:
+    """Installed plugins: a frozen registry, the executors and the plugins, both in total order.
+
+    `statuses` makes the report by asking every executor whether it can run here, which may start a compiler. `others`
+    are installed, but not imported for this call.
+    """
+
+    registry: Registry
+    executors: tuple[Executor, ...]
+    plugins: tuple[Plugin, ...]
+    statuses: Callable[[], tuple[PluginStatus, ...]]
+    others: tuple[str, ...] = ()
+
+    @property
+    def report(self) -> tuple[PluginStatus, ...]:
+        """The outcome of loading each plugin."""
+        return self.statuses()
+
+    @property
+    def rule_packages(self) -> tuple[Plugin, ...]:
+        """The plugins without executors, by (priority, name)."""
+        return tuple(plugin for plugin in self.plugins if not plugin.executors)
+
+    @property
+    def plugin_of(self) -> Mapping[str, Plugin]:
+        """The plugin of each executor, by the executor's name."""
+        return {executor.name: plugin for plugin in self.plugins for executor in plugin.executors}
+
+
+@dataclass(slots=True, eq=False)
+class _Candidate:
+    """An entry point, and the outcome of loading its plugin; `fault` is the reason for its absence."""
+
+    entry: EntryPoint
+    fault: Fault | None = None
+    plugin: Plugin | None = None
+    imported: Import = field(default_factory=Import)
+    traceback: str = ""
+    is_loaded: bool = False
+    is_told: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the plugin ships with Switchgear."""
+        return distribution_of(self.entry)[0] in DISTRIBUTIONS
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {distribution_of(self.entry)[1]}".strip()
+
+    def load(self) -> None:
+        """Import the plugin, unless it was imported or is ruled out."""
+        if self.is_loaded or self.fault is not None:
+            return
+        self.is_loaded = True
+        # attributes a crash or a hang of the import to this plugin
+        LOG.info("importing plugin %s (%s)", self.label, self.entry.value)
+        try:
+            with isolated() as self.imported:
+                self.plugin = load_one(self.entry)
+        except (Exception, SystemExit) as error:
+            self.traceback = "".join(traceback.format_exception(error))
+            notes = getattr(error, "__notes__", ())
+            self.fault = "failed", "; ".join([f"{type(error).__name__}: {error}", *notes])
+
+    def tell(self, fault: Fault | None) -> None:
+        """Warn once about its faults."""
+        if self.is_told:
+            return
+        self.is_told = True
+        if self.imported.changed:
+            changed = ", ".join(self.imported.changed)
+            message = (
+                f"plugin {self.label} changed {changed} when it was imported; that was put back"
+            )
+            warn(message)
+        if fault is not None and fault[0] in ("failed", "conflict"):
+            message = f"plugin {self.label} is not used ({fault[0]}): {fault[1]}"
+            warn(message)
+
+
+class Discovery:
+    """Entry points of the group `switchgear`, each imported when it may participate."""
+
+    def __init__(self, entries: Iterable[EntryPoint]) -> None:
+        ordered = sorted(
+            entries, key=lambda entry: (entry.name, *distribution_of(entry), entry.value)
+        )
+        self._candidates = [_Candidate(entry) for entry in ordered]
+        _refuse(self._candidates)
+        self._assembled: dict[tuple[_Candidate, ...], Plugins] = {}
+
+    @property
+    def untried(self) -> list[EntryPoint]:
+        """The entry points that may be imported, and were not yet."""
+        return [one.entry for one in self._candidates if not one.is_loaded and one.fault is None]
+
+    def rule_out(self, reasons: Mapping[EntryPoint, str]) -> None:
+        """Rule out entry points before their import, for these reasons."""
+        for one in self._candidates:
+            if one.entry in reasons:
+                one.fault = "failed", reasons[one.entry]
+
+    def plugins(self, listed: object = None, tables: Iterable[object] = ()) -> Plugins:
+        """Return the plugins that may participate; `listed` is the option `executors` of `jit`. See `installed`."""
+        chosen = tuple(self._chosen(listed, tables))
+        if chosen not in self._assembled:
+            self._assembled[chosen] = self._assemble(chosen)
+        return self._assembled[chosen]
+
+    def _chosen(self, listed: object, tables: Iterable[object]) -> Iterable[_Candidate]:
+        if not isinstance(listed, Sequence) or isinstance(listed, str) or ... in listed:
+            return self._candidates
+        items = (*listed, *tables)
+        names = {item for item in items if isinstance(item, str)}
+        # an object of the class `Executor` itself, without a table, stands for a plugin's registrations under its name
+        objects = [item for item in items if isinstance(item, Executor) and hasattr(item, "name")]
+        names.update(one.name for one in objects if type(one) is Executor and one.table is None)
+        if not names <= {one.name for one in self._candidates}:
+            return self._candidates
+        names.update(one.name for one in objects)
+        packages = {type(one).__module__.partition(".")[0] for one in objects} - {PROJECT}
+        return [
+            one
+            for one in self._candidates
+            if one.name in names or one.entry.module.partition(".")[0] in packages
+        ]
+
+    def _assemble(self, chosen: Sequence[_Candidate]) -> Plugins:
+        for one in chosen:
+            one.load()
+        faults = {one: one.fault for one in chosen}
+        for check in (_foreign_owners, self._others_names, _rival_owners):
+            homes = {one.plugin: one for one in chosen if one.plugin and faults[one] is None}
+            faults.update((homes[plugin], fault) for plugin, fault in check([*homes]).items())
+        for one in chosen:
+            one.tell(faults[one])
+
+        @functools.cache
+        def statuses() -> tuple[PluginStatus, ...]:
+            return tuple(
+                replace(
+                    _status(one.entry, one.plugin, faults[one]),
+                    notes=tuple(one.imported.notes),
+                    traceback=one.traceback,
+                )
+                for one in chosen
+            )
+
+        sound = [one.plugin for one in chosen if one.plugin and faults[one] is None]
+        others = dict.fromkeys(one.name for one in self._candidates if one not in chosen)
+        return _assembled(sound, statuses, tuple(others))
+
+    def _others_names(self, plugins: Sequence[Plugin]) -> dict[Plugin, Fault]:
+        """Return faults of plugins with the name of another plugin, imported or not; Switchgear's own come first."""
+        faults: dict[Plugin, Fault] = {}
+        names = {
+            one.name: one
+            for one in sorted(self._candidates, key=lambda one: one.is_own)
+            if one.is_own or one.fault is None or one.fault[0] != "disabled"
+        }
+        for one in self._candidates:
+            if one.plugin is None or one.plugin not in plugins or one.is_own:
+                continue
+            for owner in sorted(one.plugin.owners & names.keys() - {one.name}):
+                other = names[owner]
+                whose = "Switchgear's own" if other.is_own else f"plugin {other.label}'s"
+                error = (
+                    f"it brings {owner!r}, a name that is {whose}; its author has to choose another"
+                )
+                faults[one.plugin] = "conflict", error
+        return faults
+
+
+@undoing
+def installed(listed: object = None, tables: Iterable[object] = ()) -> Plugins:
+    """Return the plugins of this process that may participate; `listed` is `executors`, `tables` is `grad_rules`.
+
+    A list without `...` imports only the named plugins; if a name belongs to no entry point, such as a plugin's second
+    executor, all are imported, to find it. Any other option imports all installed plugins.
+    """
+    with _LOADING, uncaptured():  # two threads would both load them
+        return loaded_once().plugins(listed, tables)
+
+
+@functools.cache
+def loaded_once() -> Discovery:
+    """Return the installed plugins, looked up once."""
+    return Discovery(entry_points(group=PROJECT))
+
+
+def plugin_report() -> Listing[PluginStatus]:
+    """Return the state of each installed plugin.
+
+    Returns:
+        One record for each: loaded, unavailable, or failed with the reason.
+    """
+    return Listing(installed().report)
+
+
+def load(candidates: Iterable[EntryPoint]) -> Plugins:
+    """Load the plugins behind `candidates`.
+
+    The order of `candidates` and of imports does not matter. A plugin that cannot be loaded leaves only a
+    `PluginWarning` and its entry in the report.
+    """
+    return Discovery(candidates).plugins()
+
+
+def _refuse(candidates: Sequence[_Candidate]) -> None:
+    """Refuse plugins before import: disabled plugins, and plugins of one name unless one ships with Switchgear."""
+    disabled = left_out(DISABLE_VARIABLE, [one.name for one in candidates])
+    for one in candidates:
+        rivals = [other for other in candidates if other.name == one.name]
+        if one.name in disabled:
+            one.fault = "disabled", f"named in {DISABLE_VARIABLE}"
+        elif any(rival.is_own for rival in rivals) and not one.is_own:
+            error = f"{one.name!r} is a name of Switchgear's own; its author has to choose another"
+            one.fault = "conflict", error
+        elif not one.is_own and len(rivals) > 1:
+            claims = " and ".join(
+                f"{distribution_of(rival.entry)[0] or 'no distribution'} ({rival.entry.value})"
+                for rival in rivals
+            )
+            error = f"{claims} all call their plugin {one.name}; uninstall all but one"
+            one.fault = "conflict", error
+
+
+def _status(entry: EntryPoint, plugin: Plugin | None, fault: Fault | None) -> PluginStatus:
+    executors = plugin.executors if plugin else ()
+    reasons = {executor.name: reason_unavailable(executor) for executor in executors}
+    if fault is None and reasons and None not in reasons.values():
+        fault = ("unavailable", "; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+    limits = [reason_limited(executor) for executor in executors if reasons[executor.name] is None]
+    status = fault or ("loaded", "")
+    return PluginStatus(
+        entry.name,
+        *distribution_of(entry),
+        *status,
+        tuple(reasons),
+        "; ".join(filter(None, limits)),
+    )
+
+
+def _foreign_owners(plugins: Sequence[Plugin]) -> dict[Plugin, Fault]:
+    faults: dict[Plugin, Fault] = {}
+    for plugin in plugins:
+        for owner in sorted(plugin.owners - plugin.own_names):
+            holders = [other.name for other in plugins if owner in other.own_names]
+            whose = f"belongs to plugin {holders[0]}" if holders else "belongs to nobody"
+            own = f"plugin {plugin.name} registers under its own: {', '.join(sorted(filter(None, plugin.own_names)))}"
+            faults[plugin] = ("failed", f"it registers under {owner!r}, which {whose}; {own}")
+    return faults
+
+
+def _rival_owners(plugins: Sequence[Plugin]) -> dict[Plugin, Fault]:
+    faults: dict[Plugin, Fault] = {}
+    for owner in sorted({owner for plugin in plugins for owner in plugin.owners}):
+        rivals = [plugin for plugin in plugins if owner in plugin.owners]
+        if len(rivals) > 1:
+            claims = " and ".join(f"plugin {rival.name} ({rival.distribution})" for rival in rivals)
+            error = f"{claims} all bring {owner}; uninstall all but one, or name the others in {DISABLE_VARIABLE}"
+            faults |= dict.fromkeys(rivals, ("conflict", error))
+    return faults
+
+
+def _assembled(
+    plugins: Sequence[Plugin],
+    statuses: Callable[[], tuple[PluginStatus, ...]],
+    others: tuple[str, ...],
+) -> Plugins:
+    registry = Registry()
+    for plugin in plugins:
+        registry.merge(plugin.registry)
+    registry.freeze()
+    executors = [executor for plugin in plugins for executor in plugin.executors]
+    executors.sort(key=lambda executor: (-executor.priority, executor.name))
+    ranked = sorted(plugins, key=lambda plugin: (-plugin.priority, plugin.name))
+    return Plugins(registry, tuple(executors), tuple(ranked), statuses, others)

@@ -1,0 +1,337 @@
+"""Rebuilding: each call rebuilds objects that the function created and returned or stored, around its own tensors.
+
+Existing objects come back by identity; created objects are rebuilt, and shared parts stay shared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from switchgear_core import torch_private as internals
+from switchgear_core.errors import Unsupported
+from switchgear_core.record.recorder import Recorder
+from switchgear_core.record.signature import is_bound
+from switchgear_core.record.sizes import active_sizes, fixed, has_numbers, python
+from switchgear_frontend.features.python_state.frozen import ATOMS, is_atom
+from switchgear_frontend.features.python_state.holders import Slots, dict_base, slots_of
+from switchgear_frontend.features.python_state.identity import Place
+from switchgear_frontend.features.python_state.reached import Reached, own_dict
+from switchgear_frontend.floats import Float
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An object shared by every call."""
+
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor or number of the call, by its index among the outputs of the trace."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Leaf):
+    """The float in a tensor of the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number computed from the sizes of a call, as a Python expression over their names."""
+
+    expression: str
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """An object rebuilt before, by number."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An object to build: its class, its items if it is a container, and its attributes.
+
+    `pattern` is further input of the class: the default of a dict, the length of a deque, the code of a function.
+    """
+
+    index: int
+    kind: type
+    keys: tuple[object, ...]
+    items: tuple[Template, ...]
+    attributes: tuple[tuple[str, Template], ...]
+    pattern: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """An object that a call finds at a place, by number."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Results:
+    """Results of a call: the leaves from the trace, the objects at the places, and the objects rebuilt so far."""
+
+    leaves: Sequence[object]
+    located: Sequence[Any]
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    made: dict[int, Any] = field(default_factory=dict)
+
+
+#: Types of keys in which symbolic numbers can be replaced.
+_KEYS = (*ATOMS, *internals.SYMBOLIC, tuple, frozenset, type)
+#: The pattern of a dict that is its own `__dict__`.
+_ITSELF = object()
+Template = Located | Constant | Leaf | Item | Number | Again | Built
+
+
+@dataclass(slots=True, eq=False)
+class Packing:
+    """Converter of values to templates; collects tensors as `leaves`, and places of objects by their ids."""
+
+    reached: Reached
+    recorder: Recorder
+    leaves: list[object] = field(default_factory=list)
+    places: dict[int, Place] = field(default_factory=dict)
+    has_numbers: bool = False
+    _indices: dict[int, int] = field(default_factory=dict)
+    _built: dict[int, int] = field(default_factory=dict)
+    _kept: list[object] = field(default_factory=list)
+
+    def pack(self, value: object, where: str) -> Template:
+        """Return the template of a value that the function left at `where`."""
+        if isinstance(value, torch.SymInt):
+            self.has_numbers = True
+            return Number(python(value))
+        if isinstance(value, Float):
+            return Item(self._leaf(value.tensor))
+        if isinstance(value, (torch.Tensor, torch.SymFloat, torch.SymBool)):
+            return Leaf(self._leaf(value))
+        if isinstance(value, torch.Size):
+            return Constant(fixed(value))
+        if (index := self.locate(value)) is not None:
+            return Located(index)
+        if isinstance(value, slice) and has_numbers(value):
+            parts = [self.pack(one, where) for one in (value.start, value.stop, value.step)]
+            return Built(-1, slice, (), tuple(parts), ())
+        is_bare = not own_dict(value)
+        if (is_atom(value) and is_bare) or _is_fixed(value) or self._was_there(value):
+            return Constant(value)
+        if id(value) in self._built:
+            return Again(self._built[id(value)])
+        index = self._built[id(value)] = len(self._built)
+        self._kept.append(value)
+        kind = type(value)
+        keys: tuple[object, ...]
+        if isinstance(value, (list, set, deque)) or (
+            is_bare and isinstance(value, (tuple, frozenset))
+        ):
+            keys, items = (), tuple(value)
+        elif isinstance(value, dict) and not any(isinstance(key, torch.Tensor) for key in value):
+            keys, items = tuple(map(key_of, dict.keys(value))), tuple(dict.values(value))
+        elif isinstance(value, types.FunctionType):
+            keys, items = (), (value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
+        elif isinstance(value, types.CellType):
+            keys, items = (), (value.cell_contents,)
+        elif isinstance(value, types.MethodType):
+            keys, items = (), (value.__func__, value.__self__)
+        elif _is_plain_object(value):
+            keys, items = (), ()
+        else:
+            raise Unsupported(
+                f"the function leaves a {kind.__module__}.{kind.__qualname__} in {where}, which a later call could "
+                "not rebuild; keep tensors, Python values and containers of these"
+            )
+        packed = tuple([self.pack(item, where) for item in items])
+        attributes = tuple([(name, self.pack(item, where)) for name, item in _attributes(value)])
+        return Built(index, kind, keys, packed, attributes, _pattern(value))
+
+    def locate(self, value: object) -> int | None:
+        """Return the number of the place of an object that each call has of its own."""
+        place = self.reached.places.of(value)
+        if place is None:
+            return None
+        self.places.setdefault(id(value), place)
+        return [*self.places].index(id(value))
+
+    def _leaf(self, value: object) -> int:
+        if id(value) not in self._indices:
+            self._indices[id(value)] = len(self.leaves)
+            self.leaves.append(
+                self.recorder.adopted(value) if isinstance(value, torch.Tensor) else value
+            )
+        return self._indices[id(value)]
+
+    def _was_there(self, value: object) -> bool:
+        return self.reached.knows(value) and not isinstance(value, (tuple, frozenset))
+
+
+def key_of(key: object) -> object:
+    """Return a key of a dict, with the sizes of the captured call."""
+    sizes = active_sizes()
+    if sizes is not None and sizes.has_arguments and not isinstance(key, _KEYS):
+        raise Unsupported(
+            f"a {type(key).__name__}, a key of a dict, may hold an integer among the arguments, which is symbolic"
+        )
+    return fixed(key)
+
+
+def _pattern(value: object) -> object:
+    if isinstance(value, deque):
+        return value.maxlen
+    if isinstance(value, types.FunctionType):
+        return value.__code__, value.__globals__, value.__name__
+    if isinstance(value, defaultdict):
+        return value.default_factory
+    has_dict = isinstance(value, dict) and type(value).__dictoffset__
+    return _ITSELF if has_dict and vars(value) is value else None
+
+
+def _is_fixed(value: object) -> bool:
+    """Check whether a call never creates a new value of this kind."""
+    if isinstance(value, types.FunctionType):
+        return not (value.__closure__ or value.__defaults__ or vars(value))
+    is_builtin = isinstance(value, types.BuiltinFunctionType) and not is_bound(value)
+    return is_builtin or isinstance(value, (type, types.ModuleType))
+
+
+def _is_plain_object(value: object) -> bool:
+    kind: Any = type(value)
+    if kind is types.SimpleNamespace:
+        return True
+    has_state = own_dict(value) is not None or any(True for _ in slots_of(kind))
+    return (
+        has_state
+        and kind.__new__ is object.__new__
+        and not isinstance(value, (nn.Module, functools.partial))
+    )
+
+
+def _attributes(value: object) -> Iterable[tuple[str, Any]]:
+    slots = Slots(value, "").before if any(True for _ in slots_of(type(value))) else {}
+    return (*(own_dict(value) or {}).items(), *slots.items())
+
+
+def build(template: Template, results: Results) -> object:
+    """Build the value of a call."""
+    if isinstance(template, Item):
+        return results.leaves[template.index].item()  # type: ignore[attr-defined]
+    if isinstance(template, Leaf):
+        return results.leaves[template.index]
+    if isinstance(template, Constant):
+        return template.value
+    if isinstance(template, Number):
+        return _evaluated(template.expression, results.sizes)
+    if isinstance(template, Again):
+        return results.made[template.index]
+    if isinstance(template, Located):
+        return results.located[template.index]
+    return _build(template, lambda part: build(part, results), results.made)
+
+
+@functools.lru_cache(4096)
+def _code(expression: str) -> types.CodeType:
+    return compile(expression, "<switchgear number>", "eval")
+
+
+def _evaluated(expression: str, sizes: Mapping[str, int]) -> object:
+    return eval(_code(expression), {"torch": torch, "math": math}, dict(sizes))
+
+
+def _build(template: Built, part: Callable[[Template], object], made: dict[int, Any]) -> Any:
+    kind: Any = template.kind
+    if issubclass(kind, (tuple, frozenset, types.MethodType, slice)):
+        items = [part(item) for item in template.items]
+        is_spread = hasattr(kind, "_fields") or kind in (types.MethodType, slice)
+        value = made[template.index] = kind(*items) if is_spread else kind(items)
+        return value
+    if kind is types.FunctionType:
+        return _function(template, part, made)
+    value = made[template.index] = _empty(template)
+    if isinstance(value, dict):
+        base = dict_base(value)
+        for key, item in zip(template.keys, template.items, strict=True):
+            base.__setitem__(value, key, part(item))
+        if template.pattern is _ITSELF:
+            value.__dict__ = value
+    elif isinstance(value, (list, deque)):
+        value.extend(part(item) for item in template.items)
+    elif isinstance(value, set):
+        value.update(part(item) for item in template.items)
+    elif isinstance(value, types.CellType):
+        value.cell_contents = part(template.items[0])
+    own = own_dict(value)
+    for name, item in template.attributes:
+        if own is not None and name not in {*slots_of(kind)}:
+            own[name] = part(item)
+        else:
+            object.__setattr__(value, name, part(item))
+    return value
+
+
+def _function(
+    template: Built, part: Callable[[Template], object], made: dict[int, Any]
+) -> types.FunctionType:
+    code, scope, name = template.pattern
+    cells: Any = tuple([part(cell) for cell in template.items[2:]])
+    defaults: Any = part(template.items[0])
+    keyword_defaults: Any = part(template.items[1])
+    function = types.FunctionType(code, scope, name, defaults, cells or None)
+    made[template.index] = function
+    function.__kwdefaults__ = keyword_defaults
+    for attribute, item in template.attributes:
+        setattr(function, attribute, part(item))
+    return function
+
+
+def _empty(template: Built) -> Any:
+    kind: Any = template.kind
+    if issubclass(kind, deque):
+        return kind(maxlen=template.pattern)
+    if issubclass(kind, defaultdict):
+        return kind(template.pattern)
+    bases = OrderedDict, dict, list, set, types.CellType, types.SimpleNamespace
+    return next((base for base in bases if issubclass(kind, base)), object).__new__(kind)
+
+
+def is_odd(value: Any, reached: Reached, seen: set[int] | None = None) -> bool:
+    """Check whether a return value holds a pre-existing object, one object twice, or extra attributes."""
+    if isinstance(value, torch.Tensor) or is_atom(value):
+        return False
+    seen = set() if seen is None else seen
+    if id(value) in seen:
+        return True
+    seen.add(id(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, (type, dict)):
+        fields = {field.name for field in dataclasses.fields(value)}
+        if not {name for name, _ in _attributes(value)} <= fields:
+            return True
+    if isinstance(value, (tuple, list)) and not reached.knows(value):
+        return any(is_odd(item, reached, seen) for item in value)
+    if isinstance(value, (tuple, frozenset)):
+        return False
+    if reached.knows(value) or isinstance(value, (types.MethodType, types.SimpleNamespace)):
+        return True
+    if isinstance(value, types.FunctionType):
+        return bool(value.__closure__)
+    if isinstance(value, dict):
+        own = own_dict(value) or {}
+        is_plain = own.keys() <= dict.keys(value) and all(map(is_atom, dict.keys(value)))
+        return not is_plain or any(is_odd(item, reached, seen) for item in dict.values(value))
+    return any(is_odd(item, reached, seen) for _, item in _attributes(value))

@@ -1,0 +1,269 @@
+"""Checking: a program runs line by line, and results of plugins are checked.
+
+The first run checks number and metadata of results, writes to arguments, memory shared by results, and PyTorch's modes.
+Under the option `check`, or `SWITCHGEAR_CHECK=1`, every run does. Then values, too, are compared: with PyTorch's
+operators (`nearness`), with a second run, and arguments with their previous values. Random numbers that an
+implementation draws itself are not compared.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from switchgear_core.errors import ExecutorFailed
+from switchgear_core.ir.aliasing import aliased_argument, written_arguments
+from switchgear_core.ir.composites import bind_outputs, leaves_of
+from switchgear_core.ir.printing import BOXED
+from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.purity import uninitialised
+from switchgear_core.ir.symbol import BoundSymbol, map_proxies
+from switchgear_core.nearness import in_float64, tolerances
+from switchgear_core.nesting import map_tensors, tensors_in, twin
+from switchgear_core.passes.pipeline import Program
+from switchgear_core.record.history import version_of
+from switchgear_core.record.sizes import has_numbers
+from switchgear_core.registry.isolation import kept
+from switchgear_runtime.walk import function_of, walk
+
+
+def is_never_blamed(item: BoundSymbol) -> bool:
+    """Check whether a line runs its own operator, so that no plugin is to blame for the result."""
+    return item.implementation is None or item.implementation.fn is item.symbol.fn
+
+
+def run_checked(program: Program, arguments: tuple[Any, ...], *, values: bool = False) -> Any:
+    """Run a program with checks; with `values`, results are compared too.
+
+    Raises:
+        ExecutorFailed: an implementation of a plugin failed a check, or raised where PyTorch does not.
+    """
+
+    def run(item: BoundSymbol, args: Any, kwargs: Any, held: Mapping[str, Any]) -> Any:
+        if is_never_blamed(item):
+            return function_of(item)(*args, **kwargs)
+        return _run(program, item, args, kwargs, held, values=values)
+
+    return walk(program, arguments, run)
+
+
+def fault(
+    program: Program, item: BoundSymbol, values: Mapping[str, object], error: Exception
+) -> Exception:
+    """Return the error to raise where an implementation raised: PyTorch's error if its operators raise, too."""
+    gone = any(value is BOXED for value in item.args)
+    if not gone and not has_numbers((item.args, dict(item.kwargs))):
+        args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
+        try:
+            item.symbol.fn(*args, **kwargs)
+        except Exception as own:
+            return own
+    return _failure(program, item, f"{type(error).__name__}: {error}")
+
+
+def _run(
+    program: Program,
+    item: BoundSymbol,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    held: Mapping[str, object],
+    *,
+    values: bool,
+) -> Any:
+    """Run one line of a plugin with checks."""
+    assert item.implementation is not None
+    written = written_arguments(item)
+    before = _Arguments((args, kwargs), by_value=values and not written)
+    try:
+        with kept() as changed:
+            result = item.implementation.fn(*args, **kwargs)
+    except Exception as error:
+        raise fault(program, item, held, error) from error
+    finally:
+        del args, kwargs
+    unexpected = f"it changed {changed[0].name}, which was put back" if changed else ""
+    unexpected = unexpected or _unexpected(item.output, result)
+    if not unexpected and not written:
+        unexpected = before.changed() or _shared(program, item, before, result)
+        unexpected = unexpected or _misplaced(item, held, result)
+    if not unexpected and before.copies is not None and not item.is_random:
+        unexpected = _different(item, before.copies, result)
+    if unexpected:
+        raise _failure(program, item, unexpected)
+    return result
+
+
+class _Arguments:
+    """Arguments of a line, as weak references with their versions, and copies if `by_value`."""
+
+    def __init__(
+        self, nest: tuple[tuple[object, ...], dict[str, object]], *, by_value: bool
+    ) -> None:
+        self.copies = map_tensors(twin, nest) if by_value else None
+        given = [*tensors_in(nest)]
+        copies = [*tensors_in(self.copies)] if by_value else [None] * len(given)
+        self._given = [
+            (weakref.ref(one), version_of(one), copy)
+            for one, copy in zip(given, copies, strict=True)
+        ]
+
+    @property
+    def alive(self) -> list[torch.Tensor]:
+        """The arguments that are still alive."""
+        return [one for reference, *_ in self._given if (one := reference()) is not None]
+
+    def changed(self) -> str:
+        """Return which argument was written to; empty if none was."""
+        for place, (reference, version, copy) in enumerate(self._given):
+            one = reference()
+            if one is None:
+                continue
+            if version_of(one) != version or not (copy is None or _equal(one, copy)):
+                return f"it wrote to its tensor argument {place}, which holds something else by now"
+        return ""
+
+
+def _shared(program: Program, item: BoundSymbol, before: _Arguments, result: object) -> str:
+    """Describe the memory that a result shares and must not share; empty if none."""
+    seen = {place: "with an argument" for place in map(_memory, before.alive) if place}
+    for index, one in enumerate(tensors_in(result)):
+        place = _memory(one)
+        if place in seen and not _may_share(program, item):
+            return f"result {index} shares memory {seen[place]}; where the operator makes a new tensor, so must it"
+        if place:
+            seen[place] = "with another result"
+    return ""
+
+
+def _misplaced(item: BoundSymbol, held: Mapping[str, object], result: object) -> str:
+    """Describe strides that match neither the trace nor PyTorch's operators (fakes may be wrong); empty if none."""
+    if item.is_random or any(value is BOXED for value in item.args):
+        return ""
+    found, theirs = dict[str, Any](), dict[str, Any]()
+    bind_outputs(item.output, result, found)
+    odd = [p for p in item.outputs if not _lies(found[p.name], p.stride)]
+    if odd:
+        args, kwargs = map_proxies(lambda proxy: held[proxy.name], (item.args, dict(item.kwargs)))
+        with suppress(Exception):  # an operator that only the plugin can run
+            bind_outputs(item.output, item.symbol.fn(*args, **kwargs), theirs)
+    for p in odd:
+        strides = found[p.name].stride()
+        if p.name not in theirs or not _lies(theirs[p.name], strides):
+            return f"result {item.outputs.index(p)} has strides {strides}, expected {p.stride}"
+    return ""
+
+
+def _lies(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
+    """Check whether the elements of a tensor have these strides; sizes of 0 or 1 always match."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return True
+    steps = zip(tensor.shape, tensor.stride(), stride, strict=True)
+    return all(size == 1 or step == wanted for size, step, wanted in steps)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's memory; 0 if there is none."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _may_share(program: Program, item: BoundSymbol) -> bool:
+    """Check whether PyTorch's operators would return views, or arguments themselves."""
+    if item.subsymbols:  # a region
+        return False
+    names = {proxy.name for proxy in item.outputs}
+    if not names.isdisjoint(proxy.name for proxy in item.inputs):
+        return True
+    # a claimed composite has lost its operators; an earlier stage has its operators
+    makers = (
+        maker
+        for stage in program.stages
+        for maker in stage.bound_symbols
+        if not names.isdisjoint(proxy.name for proxy in maker.outputs)
+    )
+    return any(aliased_argument(leaf) is not None for leaf in leaves_of(makers))
+
+
+def _different(
+    item: BoundSymbol, copies: tuple[tuple[Any, ...], dict[str, Any]], result: Any
+) -> str:
+    """Describe how values differ from PyTorch's operators, or from another run; empty if equal."""
+    assert item.implementation is not None
+    garbage = uninitialised([item])
+    is_garbage = [proxy.name in garbage for proxy in item.outputs]
+    args, kwargs = map_tensors(twin, copies)
+    again = item.implementation.fn(*args, **kwargs)
+    for index, (one, two) in enumerate(zip(tensors_in(result), tensors_in(again), strict=True)):
+        if not (is_garbage[index] or _equal(one, two)):
+            return f"result {index} differs between two runs on the same arguments"
+    args, kwargs = copies
+    nest = tuple(args[0] if item.implementation.boxed else args), kwargs
+    exact = in_float64(item.symbol.fn, map_tensors(twin, nest))
+    inputs = [*tensors_in(map_tensors(twin, nest))]
+    expected = item.symbol.fn(*nest[0], **kwargs)
+    for index, (one, two) in enumerate(zip(tensors_in(result), tensors_in(expected), strict=True)):
+        if is_garbage[index] or two.shape == (0,) or two.layout is not torch.strided:
+            continue
+        near, most = tolerances(two, exact[index] if exact else None, inputs)
+        try:
+            torch.testing.assert_close(one, two, rtol=near, atol=most, equal_nan=True)
+        except AssertionError as error:
+            message = str(error).replace("\n\n", "\n").replace("\n", "; ").rstrip("; ")
+            return f"result {index} differs from PyTorch's operators: {message}"
+    return ""
+
+
+def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+    if one.layout is not torch.strided:
+        one, two = one.to_dense(), two.to_dense()
+    return bool(torch.allclose(one, two, rtol=0, atol=0, equal_nan=True))
+
+
+def _unexpected(output: object, result: object, place: str = "its result") -> str:
+    """Describe how a result differs from its description in the trace; empty if it does not."""
+    if isinstance(output, tuple):
+        if not isinstance(result, (tuple, list)):
+            return (
+                f"{place} is {type(result).__name__}, not the {len(output)} results of the operator"
+            )
+        if len(result) != len(output):
+            return f"{place} has {len(result)} parts, not the {len(output)} of the operator"
+        parts = (
+            _unexpected(*pair, f"result {i}")
+            for i, pair in enumerate(zip(output, result, strict=True))
+        )
+        return next(filter(None, parts), "")
+    # fakes give a kernel's workspace the size 0
+    if not isinstance(output, TensorProxy) or output.shape == (0,):
+        return ""
+    if not isinstance(result, torch.Tensor):
+        return f"{place} is {type(result).__name__}, not a tensor"
+    # strides are all 0 where the operator makes a sparse tensor
+    if result.layout is not torch.strided and any(output.stride):
+        return f"{place} has layout {result.layout}, expected {torch.strided}"
+    pairs = (
+        (what, getattr(output, what), getattr(result, what))
+        for what in ("shape", "dtype", "device")
+    )
+    wrong = [
+        f"{what} {tuple(is_) if what == 'shape' else is_}, expected {wanted}"
+        for what, wanted, is_ in pairs
+        if is_ != wanted
+    ]
+    return f"{place} has {'; '.join(wrong)}" if wrong else ""
+
+
+def _failure(program: Program, item: BoundSymbol, what: str) -> ExecutorFailed:
+    assert item.implementation is not None
+    owner = item.implementation.owner
+    label, remedy = program.blame.get(owner, (owner, "leave it out of executors"))
+    decline = (
+        "have its `supports` decline" if item.subsymbols else "give it a checker that declines"
+    )
+    return ExecutorFailed(
+        f"executor {label} failed in {item.symbol.name}, called at {item.source}: {what}. To go on without it, "
+        f"{remedy}; its author can correct it, or {decline} such calls"
+    )

@@ -1,0 +1,191 @@
+"""The epilogue: inputs get the content that the function leaves, and the return value is built.
+
+Values are written back, in one call where autograd saw none of the writes and all are on the CPU. Calls that change an
+input's sizes or strides are repeated on the input, and returned views are created anew from their bases.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from switchgear_core import torch_private as internals
+from switchgear_core.ir.evaluation import evaluate
+from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.trace import Trace
+from switchgear_core.record.sizes import Sizes, concrete, has_numbers
+from switchgear_frontend.outputs import Outputs, reshaped_inputs
+
+#: A function from the outputs of a trace and its inputs to the return value.
+Finisher = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]
+
+
+def finisher(
+    outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes | None = None
+) -> Finisher:
+    """Return the end of a call: `finish`, or a specialised function for mere copies and a return value."""
+    if sizes is not None and _has_sizes(outputs):
+        return _finisher_by_sizes(outputs, inputs, sizes)
+    scope: dict[str, object] = {}
+    expression = assembly(outputs, scope)
+    if expression is None or any(mutation.tracked for mutation in outputs.mutations):
+        return partial(finish, outputs)
+    assemble: Finisher = eval(f"lambda outputs, inputs: {expression}", scope)
+    return _writing_first(outputs, inputs, assemble) if outputs.mutations else assemble
+
+
+def assembly(outputs: Outputs, scope: dict[str, object]) -> str | None:
+    """Return Python for the return value, over `outputs`, `inputs` and `scope`; None if there are views."""
+    leaves = []
+    data: dict[str, str] = {}
+    for number, item in enumerate(outputs.returned):
+        if item.kind == "value":
+            scope[f"value{number}"] = item.value
+        leaf = f"value{number}" if item.kind == "value" else f"{item.kind}s[{item.place}]"
+        if item.is_data and leaf in data:
+            leaf = data[leaf]
+        elif item.is_data:
+            data[leaf] = f"data{number}"
+            leaf = f"(data{number} := {leaf}.data)"
+        leaves.append(leaf)
+    return None if outputs.metadata or outputs.views else outputs.spec.expression(leaves)
+
+
+def _writing_first(
+    outputs: Outputs, proxies: Sequence[TensorProxy], assemble: Finisher
+) -> Finisher:
+    """Return `assemble` after copies into inputs, unseen by autograd; on the CPU in one call."""
+    targets = [mutation.input for mutation in outputs.mutations]
+    hidden = frozenset(mutation.input for mutation in outputs.mutations if mutation.hidden)
+    sources = [mutation.output for mutation in outputs.mutations]
+    # on other devices the copies would have no order, and PyTorch rejects lists of conjugates
+    at_once = all(
+        proxies[index].device.type == "cpu"
+        and not (proxies[index].is_conj or proxies[index].is_neg)
+        for index in targets
+    )
+
+    def write(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:
+        written = inputs
+        if hidden:
+            written = [
+                tensor.data if index in hidden else tensor for index, tensor in enumerate(inputs)
+            ]
+        grad_enabled = torch.is_grad_enabled()
+        try:
+            internals.set_grad_enabled(False)
+            if at_once and not internals.forward_mode_active():
+                internals.foreach_copy(
+                    [written[index] for index in targets], [results[index] for index in sources]
+                )
+            else:
+                for target, source in zip(targets, sources, strict=True):
+                    written[target].copy_(results[source])
+        finally:
+            internals.set_grad_enabled(grad_enabled)
+        return assemble(results, inputs)
+
+    return write
+
+
+def left_to_copy(outputs: Outputs, trace: Trace) -> tuple[Outputs, dict[int, int], frozenset[int]]:
+    """Return the copies that remain after a program with its own writes to inputs.
+
+    Also return, for each written input, by how much the program raises its version. Last, return the inputs to pass as
+    `.data`, because some writes of the function raise no version.
+    """
+    names = [proxy.name for proxy in trace.inputs]
+    written = {names.index(name): count for name, count in trace.written.items()}
+    left = [one for one in outputs.mutations if trace.outputs[one.output] is not None]
+    rises = Counter(written) + Counter(one.input for one in left if not one.hidden)
+    apart = frozenset(
+        one.input
+        for one in outputs.mutations
+        if one.input in written and rises[one.input] > one.versions
+    )
+    counts = {number: 0 if number in apart else count for number, count in written.items()}
+    return replace(outputs, mutations=(*left,)), counts, apart
+
+
+def through_data(apart: frozenset[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the inputs; inputs in `apart` as `.data`, which has its own version counter."""
+    return [one.data if index in apart else one for index, one in enumerate(inputs)]
+
+
+def versions_to_add(
+    outputs: Outputs, copied: Outputs, counts: Mapping[int, int], inputs: Sequence[TensorProxy]
+) -> list[int]:
+    """Return the inputs whose versions must rise further than by the program's own writes, `counts`, and by copies.
+
+    An input occurs once for each rise.
+    """
+    reshaped = reshaped_inputs(outputs, inputs)
+    copies = {one.input for one in copied.mutations if not one.hidden}
+    missing: list[int] = []
+    for one in outputs.mutations:
+        if one.input not in reshaped:
+            own = counts.get(one.input, 0) + (one.input in copies)
+            missing += [one.input] * (one.versions - own)
+    return missing
+
+
+def add_versions(missing: Sequence[int], result: Any, inputs: Sequence[Any]) -> Any:
+    """Raise the versions of inputs, by one for each occurrence in `missing`."""
+    tensors = [inputs[index] for index in missing if not inputs[index].is_inference()]
+    torch.autograd.graph.increment_version(tensors)
+    return result
+
+
+def _has_sizes(outputs: Outputs) -> bool:
+    calls = (*outputs.metadata, *outputs.views)
+    return has_numbers([(call.args, dict(call.kwargs)) for call in calls])
+
+
+def _finisher_by_sizes(outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes) -> Finisher:
+    @lru_cache(maxsize=64)
+    def finisher_at(values: tuple[int, ...]) -> Finisher:
+        binding = sizes.binding(values)
+        metadata, views = concrete((outputs.metadata, outputs.views), binding)
+        return finisher(replace(outputs, metadata=metadata, views=views), inputs)
+
+    return lambda results, tensors: finisher_at(sizes.measure(tensors))(results, tensors)
+
+
+def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:
+    """Return the function's result from the outputs of its trace, and copy written values into inputs.
+
+    Autograd sees a copy only if it saw the function's write.
+    """
+    held: dict[str, Any] = {"input": inputs, "output": results}
+    values = {name: held[kind][index] for name, kind, index in outputs.roots}
+    evaluate(outputs.metadata, values)
+    for mutation in outputs.mutations:
+        target, tracked = (
+            inputs[mutation.input],
+            mutation.tracked and not torch.is_inference_mode_enabled(),
+        )
+        kept = target.is_leaf or target._is_view() or internals.is_wrapper(target)
+        if tracked and not kept:
+            # the history of the overwritten value would get a gradient of zeros
+            target.detach_()
+        with torch.set_grad_enabled(tracked):
+            (target.data if mutation.hidden else target).copy_(results[mutation.output])
+    evaluate(outputs.views, values)
+    held["view"] = values
+    data = {
+        (item.kind, item.place): held[item.kind][item.place].data
+        for item in outputs.returned
+        if item.is_data
+    }
+    leaves = [
+        item.value
+        if item.kind == "value"
+        else data.get((item.kind, item.place), held[item.kind][item.place])
+        for item in outputs.returned
+    ]
+    return outputs.spec.unflatten(leaves)

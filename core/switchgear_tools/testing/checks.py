@@ -1,0 +1,500 @@
+"""Checks of plugins: their implementations, rules and passes, compared with PyTorch on samples and their variants."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.gradcheck import GradcheckError
+
+import switchgear as sg
+from switchgear.jit import compiler_of
+from switchgear_core.errors import (
+    NotDifferentiable,
+    PluginWarning,
+    RegistrationError,
+    SwitchgearError,
+)
+from switchgear_core.ir.naming import symbols_of
+from switchgear_core.nesting import map_tensors, tensors_in, twin
+from switchgear_core.registry.executor import Executor
+from switchgear_core.registry.hookspecs import PassPlacement
+from switchgear_core.registry.plugin import Plugin
+from switchgear_core.registry.plugins import installed
+from switchgear_core.registry.registry import GradRule, ImplementationEntry, Table
+from switchgear_core.torch_private import new_fake_mode
+from switchgear_tools.testing.comparison import (
+    Derivatives,
+    derivatives,
+    differences,
+    is_random,
+    stride_differences,
+    surroundings,
+)
+from switchgear_tools.testing.samples import Sample, samples_of, variants
+
+#: The most failures that are told of one operator.
+_TOLD = 5
+#: How the names of PyTorch's operators begin.
+_PYTORCHS = ("torch.", "aten.")
+
+
+class Failures(AssertionError):
+    """Error of a check, with a paragraph for each failure."""
+
+
+def check_implementation(
+    executor: Executor | Table | str, target: Any, samples: Sequence[Sample] = ()
+) -> None:
+    """Compare an executor's implementation of an operator with PyTorch.
+
+    It compares values, metadata and strides, arguments after the call, and shared memory. It also compares two runs,
+    two threads, and the state of the process. At least one sample must be accepted.
+
+    Args:
+        executor: an executor, a table, or a name.
+        target: the operator.
+        samples: calls; by default PyTorch's own.
+
+    Raises:
+        Failures: a check failed, or no sample was accepted.
+    """
+    if isinstance(executor, Table):
+        executor = Executor(executor.owner, table=executor)
+    name = executor if isinstance(executor, str) else executor.name
+    options = {"executors": [executor, "torch"], "fallback": "eager"}
+    examine = partial(_implementation, name=name, options=options)
+    _check(_symbols(target), name, samples, variants, examine)
+
+
+def check_rule(
+    owner: Table | Executor | str,
+    target: object,
+    samples: Sequence[Sample] = (),
+    *,
+    orders: int = 2,
+) -> None:
+    """Compare a grad rule with PyTorch, in float64.
+
+    It compares the forward, gradients for all arguments and for each alone, and higher derivatives.
+
+    Args:
+        owner: a table, an executor, or the name of a plugin or an executor.
+        target: the operator.
+        samples: calls; by default PyTorch's own.
+        orders: the number of derivatives, where PyTorch has them.
+
+    Raises:
+        Failures: a check failed.
+    """
+    if isinstance(owner, Table):
+        name, options = owner.owner, {"executors": ["torch"], "grad_rules": owner}
+    else:
+        name = owner if isinstance(owner, str) else owner.name
+        options = {"executors": [owner, "torch"]}
+    options["fallback"] = "eager"
+    examine = partial(_rule, name=name, options=options, orders=orders)
+    _check(_symbols(target), name, samples, _in_double, examine)
+
+
+def check_region(executor: Executor | str, function: Callable[..., object], *args: object) -> None:
+    """Compare a function run by a fusing executor with PyTorch, with gradients where arguments require them.
+
+    Args:
+        executor: the executor, or its name.
+        function: the function.
+        *args: its arguments.
+
+    Raises:
+        Failures: results differ, or the executor compiles no region.
+    """
+    name = executor if isinstance(executor, str) else executor.name
+    sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
+    options = {"executors": [executor, "torch"], "check": True}
+    try:
+        found = [*filter(None, _compared(sample, options, name, "execution"))]
+    except _Declined as error:
+        found = [f"no region was taken: {error}"]
+    _raise(f"regions of {name}", [f"{sample}: {text}" for text in found])
+
+
+def check_pass(placement: PassPlacement, function: Callable[..., object], *args: object) -> None:
+    """Compare values and gradients of a function with and without a pass.
+
+    Args:
+        placement: the pass and its place.
+        function: the function.
+        *args: its arguments.
+
+    Raises:
+        Failures: results differ.
+    """
+
+    sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
+    options = {"executors": ["torch"], "passes": [placement]}
+    found = [f"{sample}: {text}" for text in _compared(sample, options) if text]
+    _raise(f"pass {placement.name}", found)
+
+
+def check_plugin(name: str, samples: Mapping[object, Sequence[Sample]] | None = None) -> None:
+    """Check all implementations and grad rules of an installed plugin.
+
+    Args:
+        name: the plugin.
+        samples: calls by operator; by default those of its hook `switchgear_samples`.
+
+    Raises:
+        Failures: a check failed.
+    """
+    failures = []
+    for label, check in plugin_checks(name, samples):
+        try:
+            check()
+        except (Failures, SwitchgearError) as error:
+            failures.append(f"{label}: {error}")
+    _raise(f"plugin {name}", failures)
+
+
+def plugin_checks(
+    name: str, samples: Mapping[object, Sequence[Sample]] | None = None
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Return the checks of `check_plugin`, each with its subject."""
+    plugin = _plugin(name)
+    own = {
+        symbol.name: found
+        for given in (plugin.samples() if samples is None else [samples])
+        for target, found in given.items()
+        for symbol in symbols_of(target)
+    }
+    for executor in plugin.executors:
+        for symbols in _by_target(plugin.registry.implementations_of(executor.name)):
+            check = partial(check_implementation, executor.name, symbols)
+            yield _labelled("implementation", symbols, check, own)
+    for owner in sorted(plugin.registry.grad_rule_owners):
+        asked = owner if plugin.executors else plugin.name
+        for symbols in _by_target(plugin.registry.grad_rules_of(owner)):
+            yield _labelled("grad rule", symbols, partial(check_rule, asked, symbols), own)
+
+
+def _labelled(
+    kind: str,
+    symbols: tuple[str, ...],
+    check: Callable[[Sequence[Sample]], None],
+    own: Mapping[str, Sequence[Sample]],
+) -> tuple[str, Callable[[], None]]:
+    given = next((own[symbol] for symbol in symbols if symbol in own), ())
+    return f"{kind} of {_label(symbols)}", partial(check, given)
+
+
+def _label(symbols: Sequence[str]) -> str:
+    return symbols[0] if len(symbols) == 1 else f"{symbols[0].rpartition('.')[0]}.*"
+
+
+def _plugin(name: str) -> Plugin:
+    found = [plugin for plugin in installed().plugins if plugin.name == name]
+    if not found:
+        known = ", ".join(plugin.name for plugin in installed().plugins)
+        raise RegistrationError(
+            f"no plugin called {name!r} is loaded (loaded: {known}); see `switchgear plugins`"
+        )
+    return found[0]
+
+
+def _symbols(target: object) -> list[str]:
+    # a plugin may have registered names that this process cannot resolve by itself
+    if isinstance(target, tuple):
+        return [*target]
+    return (
+        [target]
+        if isinstance(target, str) and "::" not in target
+        else [one.name for one in symbols_of(target)]
+    )
+
+
+def _by_target(entries: Mapping[str, ImplementationEntry | GradRule]) -> Iterator[tuple[str, ...]]:
+    """The names that are registered together, as are all overloads of a packet, of which calls use some."""
+    found: dict[tuple[str, Any], list[str]] = {}
+    for symbol, entry in entries.items():
+        packet = symbol if symbol.startswith("torch.") else symbol.rpartition(".")[0]
+        found.setdefault((packet, entry.fn), []).append(symbol)
+    yield from map(tuple, found.values())
+
+
+def _check(
+    symbols: Sequence[str],
+    name: str,
+    samples: Sequence[Sample],
+    varied: Callable[[Sample], Iterator[Sample]],
+    examine: Callable[[Sample, str], Iterator[str]],
+) -> None:
+    """Examine the variants of an operator's samples; `examine` yields failures, and an empty text for a call taken."""
+    failures: list[str] = []
+    taken, declined = list[Sample](), dict[str, None]()
+    everything = list[Sample]()
+    for symbol in symbols:
+        for variant in itertools.chain.from_iterable(map(varied, samples_of(symbol, samples))):
+            everything.append(variant)
+            try:
+                texts = [*examine(variant, symbol)]
+                wrong = [f"{variant}: {text}" for text in texts if text]
+                if wrong and symbol.startswith(_PYTORCHS):
+                    _require_true_metadata(variant)
+            except _Declined as error:
+                declined[str(error)] = None
+                continue
+            failures += wrong
+            taken += [variant] * bool(texts)
+    if not taken:
+        failures.append(f"no call was taken; {name} says: {'; '.join(declined) or 'nothing'}")
+    _raise(f"{_label(symbols)} by {name}", failures)
+    if same := _varied(everything) - _varied(taken):
+        warnings.warn(
+            f"{_label(symbols)} by {name}: {len(everything) - len(taken)} of {len(everything)} samples are declined, "
+            f"and the rest never vary {', '.join(sorted(same))}; add samples by the hook switchgear_samples",
+            PluginWarning,
+            stacklevel=3,
+        )
+
+
+def _varied(samples: Sequence[Sample]) -> set[str]:
+    """The arguments, other than tensors, that are not the same in all samples."""
+    every = [
+        {f"argument {place}": one for place, one in enumerate(sample.args)} | sample.kwargs
+        for sample in samples
+    ]
+    names = {name for one in every for name, value in one.items() if not [*tensors_in(value)]}
+    return {name for name in names if len({repr(one.get(name, _check)) for one in every}) > 1}
+
+
+def _raise(what: str, failures: Sequence[str]) -> None:
+    if failures:
+        more = len(failures) - _TOLD
+        told = "".join(f"\n\n  {text}" for text in failures[:_TOLD])
+        raise Failures(f"{what}:{told}" + (f"\n\n  and {more} more" if more > 0 else ""))
+
+
+class _Declined(Exception):
+    """A call that was not taken, with the reasons given."""
+
+
+def _implementation(
+    sample: Sample, symbol: str, *, name: str, options: dict[str, Any]
+) -> Iterator[str]:
+    plain = _making(sample.mapped(torch.Tensor.detach))
+    if is_random(plain):  # an implementation may draw numbers of its own
+        jitted = sg.jit(plain.function, **options)
+        jitted(*plain.args, **plain.kwargs)
+        _require(jitted, name, "execution", symbol)
+        yield ""
+        return
+    failures = [*_compared(plain, options | {"check": True}, name, "execution", symbol)]
+    yield from failures
+    if not any(failures):
+        yield from _in_threads(plain, options)
+
+
+def _compared(
+    sample: Sample, options: dict[str, Any], name: str = "", kind: str = "", symbol: str = ""
+) -> Iterator[str]:
+    """How two jitted calls differ from eager's; an empty text if they do not."""
+    jitted = sg.jit(sample.function, **options)
+    wanted = [place for place, one in enumerate(sample.tensors()) if one.requires_grad]
+    expected = derivatives(sample, sample.function, wanted, 1)
+    torch.manual_seed(0)
+    before = surroundings()
+    failures: list[str] = []
+    for _ in range(2):
+        try:
+            found = derivatives(sample, jitted, wanted, 1)
+        except Exception as error:
+            _require_without(sample, wanted, 1, error)
+            yield f"{type(error).__name__}: {error}"
+            return
+        if name:
+            _require(jitted, name, kind, symbol)
+        failures += [*differences(found, expected, wanted, sample)]
+        failures += [] if failures else [*stride_differences(found, expected)]
+    if not failures:
+        failures = [
+            f"it changed {what}" for what, value in surroundings().items() if value != before[what]
+        ]
+    yield from failures or [""]
+
+
+def _making(sample: Sample) -> Sample:
+    """The call with copies of its results where those are views of arguments, which a program leaves to its caller."""
+    given = sample.mapped(twin)
+    memory = {_memory(one) for one in given.tensors()} - {0}
+    viewing = any(_memory(one) in memory for one in tensors_in(given()))
+    return sample.then(partial(map_tensors, torch.clone)) if viewing else sample
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _double(one: torch.Tensor) -> torch.dtype | None:
+    """The dtype in which derivatives by a tensor are compared, if it can have some."""
+    if one.is_complex():
+        return torch.complex128
+    return torch.float64 if one.is_floating_point() else None
+
+
+def _in_double(sample: Sample) -> Iterator[Sample]:
+    """The variants of a sample in float64, in which derivatives are compared."""
+    for variant in variants(sample, ()):
+        double = variant.mapped(lambda one: twin(one, _double(one)))
+        yield _making(double if double.narrow is None else double.then(double.narrow))
+
+
+def _rule(
+    sample: Sample, symbol: str, *, name: str, options: dict[str, Any], orders: int
+) -> Iterator[str]:
+    places = [place for place, one in enumerate(sample.tensors()) if _double(one)]
+    pytorchs = symbol.startswith(_PYTORCHS)
+    declined = dict[str, None]()
+    taken = False
+    for wanted in (places, *([place] for place in places if len(places) > 1)):
+        jitted = sg.jit(sample.function, **options)
+        require = partial(_require, jitted, name, "gradient", symbol)
+        try:
+            for text in _differentiated(sample, jitted, wanted, orders, require, pytorchs=pytorchs):
+                taken = True
+                yield text
+        except _Declined as error:
+            declined[str(error)] = None
+    if declined and not taken:
+        raise _Declined("; ".join(declined))
+
+
+def _differentiated(
+    sample: Sample,
+    jitted: Any,
+    wanted: Sequence[int],
+    orders: int,
+    require: Callable[[], None],
+    *,
+    pytorchs: bool,
+) -> Iterator[str]:
+    """How derivatives by some arguments differ; an empty text if they do not, nothing where PyTorch refuses its own."""
+    expected = _pytorchs(sample, wanted, orders)
+    if not expected and not pytorchs:
+        yield from _by_differences(sample, jitted, wanted, require)
+    if len(expected) < 2:
+        return
+    try:
+        found = derivatives(sample, jitted, wanted, len(expected) - 1)
+    except Exception as error:
+        _require_without(sample, wanted, len(expected) - 1, error)
+        if compiler_of(jitted).last is not None:
+            require()
+        hint = "; if that is meant, check_rule(..., orders=1)" * isinstance(
+            error, NotDifferentiable
+        )
+        yield f"{type(error).__name__}: {error}{hint}"
+        return
+    require()
+    drawn = any(differences(found[:1], expected[:1], (), sample)) and is_random(sample)
+    if drawn:  # a rule may draw numbers of its own, on which its derivative depends
+        yield from _by_differences(sample, jitted, wanted, require)
+    else:
+        yield from [*differences(found, expected, wanted, sample)] or [""]
+
+
+def _by_differences(
+    sample: Sample, jitted: Any, wanted: Sequence[int], require: Callable[[], None]
+) -> Iterator[str]:
+    """How the first derivative is not that of finite differences, where PyTorch's is none, or of other numbers."""
+    leaves = [sample.tensors()[place].clone().requires_grad_() for place in wanted]
+
+    def function(*leaves: torch.Tensor) -> Any:
+        places, given = itertools.count(), iter(leaves)
+        copied = sample.mapped(lambda one: next(given) if next(places) in wanted else one)
+        torch.manual_seed(0)
+        return jitted(*copied.args, **copied.kwargs)
+
+    try:
+        torch.autograd.gradcheck(function, leaves)
+    except Exception as error:
+        ours = isinstance(error, (SwitchgearError, GradcheckError))
+        if not ours and compiler_of(jitted).last is None:
+            raise _Declined(f"PyTorch refuses it: {error}") from error
+        yield f"{type(error).__name__}: {str(error).partition('NOTE:')[0].strip()}"
+        return
+    require()
+    yield ""
+
+
+def _pytorchs(sample: Sample, wanted: Sequence[int], orders: int) -> Derivatives:
+    """What PyTorch gives, up to the order that it can."""
+    for order in range(orders, 0, -1):
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            return derivatives(sample, sample.function, wanted, order)
+    return []
+
+
+def _in_threads(sample: Sample, options: dict[str, Any]) -> Iterator[str]:
+    """How results in two threads at once differ from eager's."""
+    jitted = sg.jit(sample.function, **options)
+    expected = derivatives(sample, sample.function, (), 0)
+    wrong: list[str] = []
+
+    def run() -> None:
+        try:
+            for _ in range(3):
+                copied = sample.mapped(twin)
+                found = [[*tensors_in(jitted(*copied.args, **copied.kwargs))]]
+                wrong.extend(differences([*found], expected, (), sample))
+        except Exception as error:
+            wrong.append(f"{type(error).__name__}: {error}")
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    yield from (f"in two threads at once: {text}" for text in dict.fromkeys(wrong))
+
+
+def _require_without(sample: Sample, wanted: Sequence[int], orders: int, error: Exception) -> None:
+    """Raise `_Declined` if the call fails so without a plugin, too."""
+    jitted = sg.jit(sample.function, executors=["torch"], fallback="eager")
+    try:
+        derivatives(sample, jitted, wanted, orders)
+    except Exception as other:
+        if type(other) is type(error):
+            raise _Declined(f"it fails without a plugin, too: {other}") from error
+
+
+def _require_true_metadata(sample: Sample) -> None:
+    """Raise `_Declined` if PyTorch's kernel and its own fake disagree, so that nobody's result can be right.
+
+    PyTorch 2.13: `pixel_unshuffle` of no elements gives the argument's shape, its fake the one documented.
+    """
+    mode = new_fake_mode()
+    fakes: list[torch.Tensor] = []
+    with contextlib.suppress(Exception), mode:  # not all can be called on fakes
+        fakes = [*tensors_in(sample.mapped(mode.from_tensor)())]
+    for fake, real in zip(fakes, tensors_in(sample.mapped(twin)()), strict=False):
+        if (fake.shape, fake.dtype) != (real.shape, real.dtype):
+            given, said = ((one.dtype, tuple(one.shape)) for one in (real, fake))
+            raise _Declined(f"PyTorch's kernel gives {given}, its own fake of it {said}")
+
+
+def _require(jitted: object, name: str, kind: str, symbol: str) -> None:
+    """Raise `_Declined` if the call was not taken."""
+    compiler = compiler_of(jitted)
+    if compiler.last is None:
+        refused = "; ".join(map(str, compiler.fallbacks.reasons.values()))
+        raise _Declined(f"calls of it run in eager: {refused}")
+    choices = [one for one in sg.last_choices(jitted) if one.kind == kind]
+    if any(one.owner == name and symbol in ("", one.symbol) for one in choices):
+        return
+    reasons = [reason for one in choices for owner, reason in one.declined if owner == name]
+    raise _Declined("; ".join(dict.fromkeys(reasons)) or "its name is not seen in the call")

@@ -1,0 +1,223 @@
+"""Samples: calls of an operator, from PyTorch's operator database or its author, and variants of each."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from switchgear_core.errors import RegistrationError
+from switchgear_core.ir.naming import symbol_of
+from switchgear_core.ir.symbol import Symbol
+from switchgear_core.nearness import tolerances
+from switchgear_core.nesting import map_tensors, tensors_in, twin
+from switchgear_core.torch_private.operator_database import operator_database
+
+#: The most that are taken of what PyTorch's database has for an operator.
+MOST = 6
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Call of a function that calls the operator: `function(*args, **kwargs)`.
+
+    `narrow` selects the differentiable part of a result.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    name: str = "sample"
+    narrow: Callable[[Any], Any] | None = None
+
+    def __str__(self) -> str:
+        shown = [_shown(value) for value in self.args]
+        shown += [f"{name}={_shown(value)}" for name, value in self.kwargs.items()]
+        return f"{self.name} ({', '.join(shown)})"
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors among the arguments."""
+        return [*tensors_in((self.args, self.kwargs))]
+
+    def mapped(self, function: Callable[[torch.Tensor], torch.Tensor], name: str = "") -> Sample:
+        """Return the sample with other tensors.
+
+        Args:
+            function: a function from each tensor to another.
+            name: an addition to the sample's name.
+        """
+        args, kwargs = map_tensors(function, (self.args, self.kwargs))
+        return replace(
+            self, args=args, kwargs=kwargs, name=f"{self.name}, {name}" if name else self.name
+        )
+
+    def then(self, function: Callable[[Any], Any]) -> Sample:
+        """Return a sample whose result is passed through a function.
+
+        Args:
+            function: a function of the result.
+        """
+        first = self.function
+        return replace(self, function=lambda *args, **kwargs: function(first(*args, **kwargs)))
+
+    def __call__(self) -> Any:
+        """Call the function."""
+        return self.function(*self.args, **self.kwargs)
+
+
+def samples_of(symbol: str, own: Sequence[Sample] = ()) -> list[Sample]:
+    """The author's samples of an operator, or PyTorch's. Raises `RegistrationError` where there are none."""
+    found = [*own] or [*_in_database(symbol)]
+    if not found:
+        why = (
+            f"PyTorch's database has no samples of {symbol}"
+            if _by_symbol()
+            else "PyTorch's database of operators cannot be imported: pip install 'switchgear[testing]'"
+        )
+        raise RegistrationError(
+            f"{why}; or give some: samples=[testing.Sample({symbol}, (x, ...))]"
+        )
+    places = [place * (len(found) - 1) // max(MOST - 1, 1) for place in range(MOST)]
+    return [*own] or [found[place] for place in dict.fromkeys(places)]
+
+
+def _in_database(symbol: str) -> Iterator[Sample]:
+    for entry in _by_symbol().get(
+        symbol.rpartition(".")[0] if symbol.startswith("aten.") else symbol, ()
+    ):
+        dtypes = entry.supported_dtypes("cpu")
+        usual = (torch.float32, torch.int64, torch.bool, torch.complex64)
+        dtype = next((one for one in usual if one in dtypes), None)
+        if dtype is None:
+            continue
+        torch.manual_seed(0)
+        for index, sample in enumerate(entry.sample_inputs("cpu", dtype, set_seed=False)):
+            args = (sample.input, *sample.args)
+            name = f"sample {index} of {entry.full_name}"
+            yield Sample(entry.op, args, sample.kwargs, name, sample.output_process_fn_grad)
+
+
+@functools.cache
+def _by_symbol() -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for entry in operator_database():
+        symbol = symbol_in(entry)
+        names = {symbol.name if symbol else "", f"aten.{entry.aten_name}"}
+        for name in names:
+            found.setdefault(name, []).append(entry)
+    return found
+
+
+def symbol_in(entry: Any) -> Symbol | None:
+    """Return the function that an entry of the database calls: its own, or the one of its name."""
+    functions: list[object] = [entry.op]
+    for root in (torch, torch.Tensor):
+        with contextlib.suppress(AttributeError):
+            functions.append(operator.attrgetter(entry.name)(root))
+    symbols = (symbol_of(function) for function in functions if callable(function))
+    return next((symbol for symbol in symbols if symbol is not None), None)
+
+
+def variants(sample: Sample, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator[Sample]:
+    """Yield a sample in other dtypes and layouts, empty and without dimensions, if PyTorch runs these correctly."""
+    for changed in _variants(sample, dtypes):
+        try:
+            results = _results(changed, twin)
+            if changed is not sample and not _near(results, _results(changed, _compact)):
+                continue
+        except Exception:  # PyTorch refuses it, as the operator's author may
+            continue
+        yield changed
+
+
+def _results(sample: Sample, copy: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [*tensors_in(sample.mapped(copy)())]
+
+
+def _near(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Whether results are the same; a few kernels of PyTorch's read repeated elements as if each were there."""
+    for one, other in zip(some, others, strict=True):
+        near, most = tolerances(other)
+        if one.layout is torch.strided and not torch.allclose(
+            one, other, near, most, equal_nan=True
+        ):
+            return False
+    return True
+
+
+def _variants(sample: Sample, dtypes: Sequence[torch.dtype]) -> Iterator[Sample]:
+    yield sample
+    given = [one for one in sample.tensors() if one.layout is torch.strided]
+    if any(one.is_floating_point() for one in given):
+        for dtype in dtypes:
+            if any(one.is_floating_point() and one.dtype != dtype for one in given):
+                yield sample.mapped(
+                    functools.partial(_cast, dtype=dtype), str(dtype).removeprefix("torch.")
+                )
+    for name, change in _layouts(given):
+        yield sample.mapped(functools.partial(_where_strided, change), name)
+
+
+def _where_strided(
+    change: Callable[[torch.Tensor], torch.Tensor], one: torch.Tensor
+) -> torch.Tensor:
+    return change(one) if one.layout is torch.strided else one
+
+
+def _layouts(
+    given: Sequence[torch.Tensor],
+) -> Iterator[tuple[str, Callable[[torch.Tensor], torch.Tensor]]]:
+    """How tensors may be laid out otherwise, and called."""
+    dims = {one.dim() for one in given}
+    if dims - {0}:
+        yield "non-contiguous", _with_gaps
+        yield "expanded", _repeated
+    if dims - {0, 1}:
+        yield "transposed", _transposed
+    if 4 in dims:
+        yield "channels-last", _channels_last
+    if 0 not in dims and len({one.shape for one in given}) == 1:
+        yield "empty", lambda one: one[:0]
+        if given[0].numel():
+            yield "without dimensions", lambda one: one.flatten()[0]
+
+
+def _cast(one: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return one.to(dtype) if one.is_floating_point() else one
+
+
+def _compact(one: torch.Tensor) -> torch.Tensor:
+    return (
+        one.detach().clone(memory_format=torch.contiguous_format)
+        if one.layout is torch.strided
+        else twin(one)
+    )
+
+
+def _with_gaps(one: torch.Tensor) -> torch.Tensor:
+    return torch.stack([one, one], -1)[..., 0] if one.dim() else one
+
+
+def _transposed(one: torch.Tensor) -> torch.Tensor:
+    return one.mT.contiguous().mT if one.dim() > 1 else one
+
+
+def _channels_last(one: torch.Tensor) -> torch.Tensor:
+    return one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one
+
+
+def _repeated(one: torch.Tensor) -> torch.Tensor:
+    return one[:1].expand(one.shape) if one.dim() and one.numel() else one
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{[*value.shape]}"
+    return f"{value!r:.60}"
