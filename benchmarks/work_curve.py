@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 import transformers
-from switchgear.disk_cache import CACHE_VARIABLE
 
 import switchgear as sg
 from benchmarks.measure import verdict
 from benchmarks.workloads import WORKLOADS, Mode, Task
+from switchgear_core.disk_cache import CACHE_VARIABLE
 
 #: Seconds of steps for each contestant.
 SECONDS, QUICK_SECONDS = 45.0, 3.0
