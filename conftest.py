@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import switchgear as sg
+from switchgear_background.modes import COMPILE_VARIABLE
 from switchgear_core.regions.choose import Contestants
-from switchgear_core.registry import plugins
-from switchgear_core.registry.modes import COMPILE_VARIABLE
+from switchgear_core.registry import parts, plugins
+from switchgear_core.registry.hookspecs import DISTRIBUTIONS, PARTS
 from switchgear_core.registry.plugin import DISABLE_VARIABLE
 from tests import under_test
 from tests.under_test import fraction, is_slow, part
@@ -61,8 +62,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def shipped(*, group: str) -> list[importlib.metadata.EntryPoint]:
     """Their entry points; no stranger's."""
-    wanted = {*EXECUTORS, *under_test.EXECUTORS}
-    return [found for found in importlib.metadata.entry_points(group=group) if found.name in wanted]
+    entries = importlib.metadata.entry_points(group=group)
+    if group == PARTS:
+        return [entry for entry in entries if entry.dist is not None and entry.dist.name in DISTRIBUTIONS]
+    return [entry for entry in entries if entry.name in {*EXECUTORS, *under_test.EXECUTORS}]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -88,6 +91,7 @@ def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     else:
         monkeypatch.delenv(DISABLE_VARIABLE, raising=False)
         monkeypatch.setattr(plugins, "entry_points", shipped)
+        monkeypatch.setattr(parts, "entry_points", shipped)
         yield
 
 

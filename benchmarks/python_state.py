@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import switchgear as sg
 from benchmarks.compile_latency import first_result, forget, gpt2
 from benchmarks.measure import Samples, interleave, per_call, table, verdict
-from switchgear.jit import last_entry
 from switchgear_frontend.features.python_state import PythonState
+from switchgear_runtime.last_call import last_entry
 
 #: The most microseconds of guards in a call.
 GUARDS = {"GPT-2": 12.0, "Llama": 12.0, "BERT": 12.0, "a small module": 0.5}

@@ -31,7 +31,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
-from switchgear.jit import compiler_of
+from switchgear_runtime.last_call import compiler_of
 
 #: Programs by name: given a way to stop capture, each makes a function, and what changes before a call, if anything.
 PROGRAMS: dict[str, Callable[[Callable[[Tensor], object]], Any]] = {}

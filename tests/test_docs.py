@@ -14,7 +14,7 @@ import pytest
 
 import switchgear as sg
 from switchgear import capture, executors, passes, testing
-from switchgear.options import VARIABLES
+from switchgear_core.registry.parts import installed_parts
 from switchgear_tools.cli import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,7 +79,7 @@ def test_the_reference_has_every_public_name() -> None:
     shown = set(re.findall(r"^::: (\S+)$", (DOCS / "reference.md").read_text(), re.MULTILINE))
     # folders and files are called so, too
     shown = {
-        {"switchgear.jit.jit": "switchgear.jit", "switchgear.functional.grad": "switchgear.grad"}.get(n, n)
+        {"switchgear.jitting.jit": "switchgear.jit", "switchgear.functional.grad": "switchgear.grad"}.get(n, n)
         for n in shown
     }
     inside = (capture, executors, passes, testing)
@@ -91,7 +91,9 @@ def test_the_reference_has_every_public_name() -> None:
 
 def test_every_variable_is_on_its_page() -> None:
     page = (DOCS / "environment.md").read_text()
-    sources = "".join(path.read_text() for folder in ("core", "executors") for path in (ROOT / folder).rglob("*.py"))
+    sources = "".join(
+        path.read_text() for folder in ("core", "executors", "plugins") for path in (ROOT / folder).rglob("*.py")
+    )
     read = set(re.findall(r'"(SWITCHGEAR_[A-Z_]+)"', sources))
-    assert set(VARIABLES) <= read
+    assert {option.variable for option in installed_parts().options.values()} - {""} <= read
     assert {name for name in read if f"`{name}" not in page} == set()

@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.jit import last_entry
 from switchgear_core import torch_private as internals
+from switchgear_runtime.last_call import last_entry
 from tests.core.against_eager import check, numbers
 from tests.falling_back import assert_falls_back, falls_back
 from tests.oracle import differences, fallbacks_recorded

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 import switchgear as sg
 from switchgear import errors
-from switchgear_core.background import background
+from switchgear_background import jobs as background
 from tests import under_test
 from tests.oracle import differences
 

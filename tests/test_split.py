@@ -20,10 +20,11 @@ from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
 from switchgear.errors import DataDependent, FallbackWarning, Unsupported
-from switchgear.jit import compiler_of, dynamo_backend
+from switchgear.jitting import dynamo_backend
 from switchgear_core import torch_private as internals
 from switchgear_runtime import split as splitting
 from switchgear_runtime.doubts import Doubts
+from switchgear_runtime.last_call import compiler_of
 from switchgear_tools.explain import explained_split
 from tests.falling_back import fallback_told
 from tests.python_state.cases import CASES

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import transformers
 
 import switchgear as sg
-from switchgear.jit import compiler_of, last_entry
 from switchgear_core.errors import (
     ExecutorUnavailable,
     InvalidInput,
@@ -23,6 +22,7 @@ from switchgear_core.errors import (
     warn_once,
 )
 from switchgear_runtime import backwards
+from switchgear_runtime.last_call import compiler_of, last_entry
 from tests.core.against_eager import numbers
 from tests.databases.verdict import Case, Outcome, judge
 from tests.oracle import differences

@@ -1,4 +1,4 @@
-"""Switchgear: an executor framework for PyTorch."""
+"""Switchgear: an executor framework for PyTorch. Each name is imported when it is first used."""
 
 import gc
 import importlib
@@ -6,19 +6,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from switchgear import testing
-    from switchgear_tools.explain import cache_info, explain
-    from switchgear_tools.plan import plan
-    from switchgear_tools.profile import profile
-    from switchgear_tools.ranges import ranges
-    from switchgear_tools.waiting import wait
-
-_IS_COLLECTING = gc.isenabled()
-gc.disable()  # half of the time would go to one collection of PyTorch's objects
-try:
-    from switchgear import capture, errors, executors, passes
+    from switchgear import capture, errors, executors, passes, testing
     from switchgear.functional import grad, value_and_grad, vjp
-    from switchgear.jit import jit, last_backward_traces, last_choices, last_saved, last_traces
+    from switchgear.jitting import jit
     from switchgear.options import defaults
     from switchgear_core import disk_cache
     from switchgear_core.ir.choice import Declined
@@ -31,9 +21,17 @@ try:
     from switchgear_core.registry.plugins import plugin_report
     from switchgear_core.registry.registry import Table
     from switchgear_core.registry.rules import get_grad, put_grad
-finally:
-    if _IS_COLLECTING:
-        gc.enable()
+    from switchgear_runtime.last_call import (
+        last_backward_traces,
+        last_choices,
+        last_saved,
+        last_traces,
+    )
+    from switchgear_tools.explain import cache_info, explain
+    from switchgear_tools.plan import plan
+    from switchgear_tools.profile import profile
+    from switchgear_tools.ranges import ranges
+    from switchgear_tools.waiting import wait
 
 __version__ = version("switchgear-core")
 
@@ -74,8 +72,32 @@ __all__ = [
     "wait",
 ]
 
-#: Modules by the names offered here; each is imported on first use.
-_LATER = {
+_MODULES = {
+    **{
+        name: f"switchgear.{name}"
+        for name in ("capture", "errors", "executors", "passes", "testing")
+    },
+    "disk_cache": "switchgear_core.disk_cache",
+}
+#: The modules of the other names.
+_PLACES = {
+    **dict.fromkeys(("grad", "value_and_grad", "vjp"), "switchgear.functional"),
+    "jit": "switchgear.jitting",
+    "defaults": "switchgear.options",
+    "Declined": "switchgear_core.ir.choice",
+    "TensorProxy": "switchgear_core.ir.proxy",
+    **dict.fromkeys(("BoundSymbol", "Symbol"), "switchgear_core.ir.symbol"),
+    "Trace": "switchgear_core.ir.trace",
+    **dict.fromkeys(("Executor", "FusionExecutor"), "switchgear_core.registry.executor"),
+    "Fuel": "switchgear_core.registry.fuel",
+    "hookimpl": "switchgear_core.registry.hookspecs",
+    "plugin_report": "switchgear_core.registry.plugins",
+    "Table": "switchgear_core.registry.registry",
+    **dict.fromkeys(("get_grad", "put_grad"), "switchgear_core.registry.rules"),
+    **dict.fromkeys(
+        ("last_backward_traces", "last_choices", "last_saved", "last_traces"),
+        "switchgear_runtime.last_call",
+    ),
     **dict.fromkeys(("cache_info", "explain"), "switchgear_tools.explain"),
     "plan": "switchgear_tools.plan",
     "profile": "switchgear_tools.profile",
@@ -85,12 +107,21 @@ _LATER = {
 
 
 def __getattr__(name: str) -> object:
-    if name == "testing":
-        return importlib.import_module("switchgear.testing")
-    if name not in _LATER:
+    if name not in __all__:
+        errors = importlib.import_module("switchgear_core.errors")
         hint = errors.did_you_mean(name, __all__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    return globals().setdefault(name, getattr(importlib.import_module(_LATER[name]), name))
+    is_collecting = gc.isenabled()
+    gc.disable()  # half of the time would go to one collection of PyTorch's objects
+    try:
+        module = importlib.import_module(_MODULES.get(name) or _PLACES[name])
+    finally:
+        if is_collecting:
+            gc.enable()
+    value = module if name in _MODULES else getattr(module, name)
+    if name == "jit":
+        importlib.import_module("switchgear.options").document(value)
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:

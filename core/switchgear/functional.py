@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from switchgear.jit import compiler_of, jit
+from switchgear.jitting import jit
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import InvalidInput
 from switchgear_core.grad.differentiate import differentiate
@@ -30,6 +30,7 @@ from switchgear_core.record.values import metadata_proxy
 from switchgear_core.registry.selection import Selection
 from switchgear_frontend.session import Captured, capture
 from switchgear_runtime.epilogue import finish
+from switchgear_runtime.last_call import compiler_of
 
 #: A function from flat grad outputs to the gradients of leaves, by their places.
 _Pull: TypeAlias = Callable[[list[Any]], dict[int, torch.Tensor]]

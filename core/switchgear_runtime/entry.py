@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from switchgear_core import torch_private as internals
-from switchgear_core.background.background import Job
 from switchgear_core.errors import ExecutorUnavailable, PluginWarning, Unsupported
 from switchgear_core.grad.hidden_writes import refuse_saved
 from switchgear_core.ir.symbol import CHECK
@@ -33,6 +32,7 @@ from switchgear_core.record.signature import Base, HeldNumber, number_place, ten
 from switchgear_core.record.sizes import Marks, symbolic
 from switchgear_core.record.structure import Structure
 from switchgear_core.record.user_code import user_frame
+from switchgear_core.registry.hookspecs import Job
 from switchgear_core.registry.selection import Selection
 from switchgear_frontend.outputs import Outputs, reshaped_inputs
 from switchgear_frontend.session import capture

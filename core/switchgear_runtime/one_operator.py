@@ -5,8 +5,8 @@ A node of Switchgear costs more than such an operator.
 
 from __future__ import annotations
 
-from switchgear_core.background.background import may_have_regions
 from switchgear_core.passes.pipeline import Training
+from switchgear_core.regions.fuse import may_have_regions
 from switchgear_core.registry.selection import Selection
 from switchgear_runtime.checking import is_never_blamed
 from switchgear_runtime.execution import is_pytorch, lines_of
@@ -19,7 +19,12 @@ def is_one_operator(training: Training, selection: Selection) -> bool:
     """
     rules = [choice.owner for choice in training.joint.choices if choice.owner != "decomposition"]
     forward = lines_of(training.forward)
-    if rules != ["derived"] or len(forward) != 1 or selection.check or selection.memory != "auto":
+    if (
+        rules != ["derived"]
+        or len(forward) != 1
+        or selection.check
+        or selection.settings.get("memory", "auto") != "auto"
+    ):
         return False
     if training.parts.prices.overwritten:  # PyTorch has no formula for the substitute of `copy_`
         return False

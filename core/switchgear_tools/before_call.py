@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from switchgear.jit import compiler_of, jit
+from switchgear.jitting import jit
 from switchgear_core.errors import InvalidInput
 from switchgear_core.ir.trace import Trace
 from switchgear_core.registry.executor import Executor, FusionExecutor
@@ -18,6 +18,7 @@ from switchgear_core.registry.selection import Selection
 from switchgear_runtime.compiler import Compiler
 from switchgear_runtime.fallback import Fallback
 from switchgear_runtime.jitted import JitFunction, JitModule
+from switchgear_runtime.last_call import compiler_of
 from switchgear_runtime.module_state import is_uninitialised
 from switchgear_tools.entries import bytes_in_eager, programs_of, saved_by, sizes_of
 from switchgear_tools.facts import ExplainedRegion, Facts
@@ -90,7 +91,7 @@ def undecided(selection: Selection, noted: list[ExplainedRegion]) -> Selection:
     claimants = (replace(one, executor=twins[one.executor]) for one in selection.claimants)
     return replace(
         selection,
-        compile="now",
+        settings={**selection.settings, "compile": "now"},
         executors=tuple(twins.values()),
         claimants=tuple(claimants),
         choosers=(Chooser(choose, choose, "sg.explain", ""),) if selection.choosers else (),

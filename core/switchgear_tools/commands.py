@@ -12,9 +12,10 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from switchgear.options import Defaults, defaults, executors_in
+from switchgear.options import Defaults, defaults
 from switchgear_core.errors import InvalidInput, SwitchgearError, did_you_mean
 from switchgear_core.registry import order
+from switchgear_core.registry.own_options import executors_in
 from switchgear_core.registry.plugin import PluginStatus
 from switchgear_core.registry.plugins import installed, plugin_report
 from switchgear_core.registry.trying import crashes, tried_report

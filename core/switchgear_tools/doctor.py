@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from switchgear.jit import jit
+from switchgear.jitting import jit
 from switchgear_core import torch_private as internals
 from switchgear_core.patches import redirected
 from switchgear_core.torch_private.names import missing_names

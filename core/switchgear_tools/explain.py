@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from switchgear.jit import compiler_of, why_no_entry
-from switchgear_core.background.background import objection
-from switchgear_core.background.decisions import opened
 from switchgear_core.registry.selection import Selection
 from switchgear_runtime.compiler import Compiler
 from switchgear_runtime.entry import Entry
 from switchgear_runtime.jitted import JitFunction, JitModule
+from switchgear_runtime.last_call import compiler_of, why_no_entry
 from switchgear_runtime.split import Split
 from switchgear_tools.before_call import facts_before
 from switchgear_tools.entries import bytes_in_eager, programs_of, saved_by, sizes_of
@@ -135,11 +133,8 @@ def _shown(compiler: Compiler) -> Iterator[tuple[Entry, str]]:
 
 
 def _remarks(selection: Selection) -> Iterator[str]:
-    if selection.compile == "background" and (reason := objection(selection)):
-        yield f"regions were compiled before the first call returned: {reason}"
-    if selection.decisions is not None:
-        how = "repeated from" if opened(selection.decisions).repeats else "noted in"
-        yield f"decisions: {how} {selection.decisions}"
+    for lines in selection.parts.answers("switchgear_remarks", selection=selection):
+        yield from lines
 
 
 def _notes(entry: Entry, selection: Selection, graph: str) -> Iterator[str]:

@@ -156,6 +156,11 @@ class Facts:
     recompilations: tuple[str, ...] = ()
 
     @property
+    def memory(self) -> object:
+        """The option `memory`; "eager" if no part implements it."""
+        return self.selection.settings.get("memory", "eager")
+
+    @property
     def saved_bytes(self) -> int:
         """The bytes saved for the backward, without inputs, which live anyway."""
         return sum(value.bytes for value in self.saved if not value.alive)

@@ -77,7 +77,8 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
         RuleError: a plugin raises; likewise other errors of plugins.
     """
     compiler = compiler_for(function)
-    selection = replace(undecided(compiler.selection, []), memory="eager")
+    selection = undecided(compiler.selection, [])
+    selection = replace(selection, settings={**selection.settings, "memory": "eager"})
     entry = compiler.examined(selection, args, kwargs)
     if isinstance(entry, Fallback):
         raise InvalidInput(f"there is no plan of a call that is not compiled as a whole: {entry}")

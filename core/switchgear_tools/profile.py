@@ -16,11 +16,12 @@ import torch
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as torch_profile
 
-from switchgear.jit import compiler_of, jit
+from switchgear.jitting import jit
 from switchgear_core.errors import InvalidInput
 from switchgear_core.ir.symbol import BACKWARD, BoundSymbol
 from switchgear_core.nesting import tensors_in
 from switchgear_core.showing import Shown, shortened
+from switchgear_runtime.last_call import compiler_of
 from switchgear_tools.before_call import compiler_for
 from switchgear_tools.columns import aligned
 from switchgear_tools.explain import explain

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
-from switchgear.jit import compiler_of
-from switchgear_core.background.background import Job
 from switchgear_core.progress import Progress
 from switchgear_runtime.compiler import Compiler
 from switchgear_runtime.entry import Entry
+from switchgear_runtime.last_call import compiler_of
 
 
 def wait(jitted: object, timeout: float | None = None) -> str:
@@ -42,7 +42,7 @@ def wait(jitted: object, timeout: float | None = None) -> str:
     taken = [answer for one in answers for answer in one.taken]
     gain = sum(answer.gain for answer in taken)
     failures = [f"\n  {one.failure}" for one in answers if one.failure]
-    is_never = compiler_of(jitted).selection.compile == "never"
+    is_never = any(one.only_load for one in answers)
     when = "before (compile='never' compiles none)" if is_never else "in the background"
     return (
         f"{len(programs)} programs: {len(taken)} regions compiled {when} run as one, "
@@ -50,7 +50,7 @@ def wait(jitted: object, timeout: float | None = None) -> str:
     )
 
 
-def _wait_for(job: Job, end: float | None, progress: Progress) -> None:
+def _wait_for(job: Any, end: float | None, progress: Progress) -> None:
     while not job.done:
         if end is not None and time.monotonic() > end:
             raise TimeoutError(f"the {job.name} of a function is still being compiled")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear.errors import ExecutorFailed, ExecutorUnavailable
-from switchgear.jit import compiler_of
+from switchgear_runtime.last_call import compiler_of
 from tests.core.training import Kernel, backward, choice, executor, forward, leaf, line_of, operators, owners, rules
 from tests.oracle import assert_same, step
 

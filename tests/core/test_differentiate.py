@@ -68,7 +68,7 @@ def install(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def only(**plugins: str) -> None:
         core = importlib.import_module("switchgear_core.registry.plugins")
         found = load([*core.entry_points(group="switchgear"), *(site.add(n, s) for n, s in plugins.items())])
-        monkeypatch.setattr(importlib.import_module("switchgear.jit"), "installed", lambda *listed: found)
+        monkeypatch.setattr(importlib.import_module("switchgear.jitting"), "installed", lambda *listed: found)
 
     return only
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import switchgear as sg
-from switchgear.jit import compiler_of
 from switchgear_core.nesting import tensors_in
 from switchgear_runtime.execution import goes_below, is_pytorch, lines_of, maybe_views
+from switchgear_runtime.last_call import compiler_of
 from tests.core.training import executor
 from tests.in_turn import in_turn
 

@@ -17,12 +17,12 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear.jit import last_entry
 from switchgear_core import torch_private as internals
 from switchgear_core.nesting import map_tensors, tensors_in
 from switchgear_core.patches import redirected
 from switchgear_core.torch_private import guard_tree
 from switchgear_core.torch_private.common_fakes import common_fake
+from switchgear_runtime.last_call import last_entry
 
 FIRST_CALL = """
 import sys, torch

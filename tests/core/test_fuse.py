@@ -17,11 +17,11 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear.errors import ExecutorFailed, RuleError
-from switchgear.jit import compiler_of
 from switchgear_core.ir.choice import Implementation
 from switchgear_core.ir.symbol import RANDOM, Symbol, changed, proxies
 from switchgear_core.regions.fuse import fuse
 from switchgear_core.regions.regions import Dataflow, cut, find_regions
+from switchgear_runtime.last_call import compiler_of
 from switchgear_tools.bisecting import bisect
 from switchgear_tools.cli import main
 from tests.core.training import Kernel, backward, choice, executor, forward, leaf, line_of, lines, operators

@@ -20,7 +20,7 @@ from torch.nn.utils import prune
 
 import switchgear as sg
 from switchgear import errors
-from switchgear.jit import compiler_of
+from switchgear_runtime.last_call import compiler_of
 from tests.core.made_up import Runs
 from tests.falling_back import falls_back
 from tests.oracle import fallbacks_recorded

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 import switchgear as sg
 from conftest import shipped
 from switchgear.errors import InvalidInput, UnknownExecutor
-from switchgear.jit import compiler_of
-from switchgear.options import VARIABLES
+from switchgear_core.registry.parts import installed_parts
 from switchgear_core.registry.plugins import Plugins, load
+from switchgear_runtime.last_call import compiler_of
 from tests.core.made_up import Site, executor_plugin, rules_plugin
 
 SCALES = """
@@ -56,7 +56,7 @@ def plugins(site: Site, monkeypatch: pytest.MonkeyPatch) -> Plugins:
             site.add("rules", rules_plugin("rules")),
         ]
     )
-    for name in ("switchgear.jit", "switchgear.options"):
+    for name in ("switchgear.jitting", "switchgear.options"):
         monkeypatch.setattr(importlib.import_module(name), "installed", lambda *listed: found)
     return found
 
@@ -167,7 +167,7 @@ def test_values_that_mean_nothing(options: Any, message: str) -> None:
 
 
 def memory(jitted: Any) -> str:
-    return str(compiler_of(jitted).selection.memory)
+    return str(compiler_of(jitted).selection.settings["memory"])
 
 
 def test_defaults_hold_in_their_block() -> None:
@@ -245,7 +245,8 @@ def test_environment(variable: str, text: str, option: str, value: Any, monkeypa
     ],
 )
 def test_a_bad_value_names_its_variable(variable: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert variable in VARIABLES
+    known = {option.variable for option in installed_parts().options.values()} | {"SWITCHGEAR_VERIFY"}
+    assert variable in known
     monkeypatch.setenv(variable, text)
     with pytest.raises(InvalidInput, match=f"{variable}={text} in the environment: "):
         sg.jit(torch.sin)
@@ -274,5 +275,5 @@ def test_help_of_jit_is_short_and_groups_the_options() -> None:
     assert len(text.splitlines()) <= 120
     arguments = (inspect.getdoc(sg.jit) or "").partition("Returns:")[0]
     described = re.findall(r"^    (\w+): ", arguments, re.MULTILINE)
-    assert set(described) == set(inspect.signature(sg.jit).parameters) - {"unknown"}
-    assert described[2:8] == ["executors", "memory", "dynamic", "fallback", "compile", "strict"]
+    assert set(described) == {"function", *installed_parts().options}
+    assert described[1:7] == ["executors", "strict", "memory", "fallback", "dynamic", "compile"]

@@ -130,7 +130,7 @@ def test_a_list_uses_nothing_that_it_does_not_name(site: Site, monkeypatch: pyte
     """Eager's bits with `["torch"]`, whatever rules are installed; `explain` names who was not asked."""
     wrong = rules_plugin("wrong").replace("torch.cos(x)", "x * 100")
     found = load([*entry_points(group="switchgear"), site.add("wrong", wrong)])
-    monkeypatch.setattr(importlib.import_module("switchgear.jit"), "installed", lambda *listed: found)
+    monkeypatch.setattr(importlib.import_module("switchgear.jitting"), "installed", lambda *listed: found)
     x = torch.linspace(-1, 1, 5, requires_grad=True)
     (expected,) = torch.autograd.grad(torch.sin(x).sum(), x)
     jitted = sg.jit(torch.sin, executors=["torch"])

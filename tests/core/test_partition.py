@@ -19,9 +19,9 @@ from transformers.activations import NewGELUActivation
 
 import switchgear as sg
 from switchgear.errors import NotDifferentiable
-from switchgear.jit import last_entry
 from switchgear_core.ir.symbol import RANDOM, RECOMPUTED, region_of
 from switchgear_core.registry.memory import MEMORY, Memory
+from switchgear_runtime.last_call import last_entry
 from tests.core.training import backward, executor, forward, leaf, lines, operators, rules
 from tests.oracle import assert_same, assert_trains_as_eager, step
 

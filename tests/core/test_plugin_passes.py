@@ -13,8 +13,8 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear.errors import RuleError
-from switchgear.jit import compiler_of
 from switchgear_core.registry import plugins
+from switchgear_runtime.last_call import compiler_of
 from tests.core.made_up import Site, executor_plugin
 from tests.core.training import backward, executor, forward, operators, owners, rules
 

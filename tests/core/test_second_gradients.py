@@ -14,7 +14,7 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear.errors import NotDifferentiable
-from switchgear.jit import last_entry
+from switchgear_runtime.last_call import last_entry
 
 T = torch.float64
 #: Far from singular, and without symmetry.

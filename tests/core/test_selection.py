@@ -39,7 +39,7 @@ def rules(owner: str, checker: Any = None) -> sg.Table:
 
 
 def chosen(executors: Any, plugins: Plugins = NOTHING, grad_rules: Any = (), *, strict: bool = False) -> Selection:
-    return select(plugins, executors, grad_rules=grad_rules, strict=strict)
+    return select(plugins, executors, {"grad_rules": grad_rules, "strict": strict})
 
 
 def implementer(selection: Selection, target: Any = torch.sin) -> tuple[str | None, tuple[tuple[str, str], ...]]:

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import switchgear as sg
-from switchgear.jit import compiler_of
+from switchgear_runtime.last_call import compiler_of
 from tests.oracle import fallbacks_recorded
 
 Jit = Callable[[Any], Any]

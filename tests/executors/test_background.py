@@ -21,7 +21,7 @@ from torch import Tensor
 import switchgear as sg
 from switchgear import disk_cache
 from switchgear.errors import PluginWarning
-from switchgear_core.background import background
+from switchgear_background import jobs as background
 from switchgear_runtime.entry import Entry
 from tests.executors.patient import Patient
 
@@ -213,6 +213,7 @@ def test_a_worker_that_has_failed_before_the_first_call_ends_is_told_of(
     def finishing(entry: Entry) -> None:
         job = entry.forward.job
         if job is not None:
+            assert isinstance(job, background.Job)
             job.finished.wait(120)
         finish(entry)
 
@@ -324,7 +325,7 @@ def test_an_unknown_mode() -> None:
 SCRIPT = """
 import os, sys, time, torch
 import switchgear as sg
-from switchgear_core.background import background
+from switchgear_background import jobs as background
 from tests.executors.patient import Patient
 assert background.pool().process is None  # nothing is started by importing
 def chain(x):

@@ -17,8 +17,8 @@ from torch import Tensor
 import switchgear as sg
 from switchgear import disk_cache
 from switchgear.errors import InvalidInput, OtherDecisions
-from switchgear.jit import compiler_of
-from switchgear_core.background import decisions
+from switchgear_background import decisions
+from switchgear_runtime.last_call import compiler_of
 
 ROOT = Path(__file__).parents[2]
 #: 50 steps of training, from one seed, under the default executors; prints the parameters' bits.
@@ -191,7 +191,7 @@ def test_a_folder_that_cannot_be_written_to_is_an_error(tmp_path: Path) -> None:
 
 
 def test_bits_that_change_later_cannot_be_asked_for(file: Path) -> None:
-    with pytest.raises(InvalidInput, match="leave compile out"):
+    with pytest.raises(InvalidInput, match="decisions implies compile='now'"):
         sg.jit(wave, decisions=file, compile="background")
 
 
@@ -199,6 +199,6 @@ def test_bits_that_repeat_win_over_a_mode_that_the_call_does_not_name(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with sg.defaults(compile="background"):
-        assert compiler_of(sg.jit(wave, decisions=file)).selection.compile == "now"
+        assert compiler_of(sg.jit(wave, decisions=file)).selection.settings["compile"] == "now"
     monkeypatch.setenv("SWITCHGEAR_COMPILE", "background")
-    assert compiler_of(sg.jit(decisions=file)(wave)).selection.compile == "now"
+    assert compiler_of(sg.jit(decisions=file)(wave)).selection.settings["compile"] == "now"

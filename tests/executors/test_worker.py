@@ -14,7 +14,7 @@ import pytest
 #: Starts a worker, and ends once a fork of its own holds the worker's pipe.
 PARENT = """
 import os, subprocess, sys, time
-code = "from switchgear_core.passes.worker import main; main()"
+code = "from switchgear_background.worker import main; main()"
 worker = subprocess.Popen(
     [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
 )

@@ -207,7 +207,7 @@ def told(fault: Fault, plugins: Plugins, caught: Sequence[warnings.WarningMessag
 def laid_out(fault: Fault, folder: Path) -> Iterator[str]:
     """Have a package with the fault and one without in a folder as pip leaves them; yields what a user is told."""
     site = Site(folder)
-    jit_module: Any = importlib.import_module("switchgear.jit")
+    jit_module: Any = importlib.import_module("switchgear.jitting")
     before = jit_module.installed
     sys.path.insert(0, str(folder))
     try:

@@ -140,7 +140,7 @@ def test_three_packages_of_rules_and_eagers_bits(folder: Site, monkeypatch: pyte
     )
     packages = [folder.add(name, rules_plugin(name, wrong)) for name in ("one", "two", "three")]
     plugins = load([TORCH, *packages])
-    monkeypatch.setattr(importlib.import_module("switchgear.jit"), "installed", lambda *listed: plugins)
+    monkeypatch.setattr(importlib.import_module("switchgear.jitting"), "installed", lambda *listed: plugins)
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16)).eval()
     ids = torch.randint(64, (2, 8))

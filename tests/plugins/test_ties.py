@@ -21,8 +21,8 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear.errors import ExecutorUnavailable, InvalidInput, PluginWarning, UnknownExecutor
-from switchgear.jit import compiler_of
 from switchgear_core.registry.plugins import Plugins, load
+from switchgear_runtime.last_call import compiler_of
 from tests.core.made_up import Site
 
 PAGE = Path(__file__).parents[2] / "docs" / "choice.md"
@@ -461,7 +461,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
             with contextlib.suppress(sg.errors.SwitchgearError):  # as a program may import them before
                 entry.load()
         plugins = load([*SHIPPED, *candidates] if not around else [*candidates, *SHIPPED])
-        for module in ("switchgear.jit", "switchgear.options"):
+        for module in ("switchgear.jitting", "switchgear.options"):
             monkeypatch.setattr(importlib.import_module(module), "installed", lambda *listed: plugins)
         return plugins
 

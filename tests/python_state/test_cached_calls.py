@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
-from switchgear.jit import last_entry
 from switchgear_frontend.features.python_state.reads import State
+from switchgear_runtime.last_call import last_entry
 
 X = torch.ones(2)
 

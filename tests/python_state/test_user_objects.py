@@ -70,7 +70,7 @@ def test_attributes_that_instances_share(kind: type, expected: bool) -> None:
         *(("__main__", True, True), ("tests.in_turn", True, True), ("mine", True, True), (None, False, False)),
         *(("torch", False, False), ("torch.functional", False, False), ("torch.nn.modules.linear", True, False)),
         *(("torch.nn.modules.module", False, False), ("torch.nn.utils.rnn", True, False), ("numpy", False, False)),
-        *(("switchgear", False, False), ("switchgear.jit", False, False), ("collections.abc", False, False)),
+        *(("switchgear", False, False), ("switchgear.jitting", False, False), ("collections.abc", False, False)),
     ]
 )
 def test_modules(name: str | None, is_users: bool, is_own: bool) -> None:

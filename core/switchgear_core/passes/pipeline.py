@@ -14,8 +14,6 @@ from typing import Any
 import torch
 
 from switchgear_core import torch_private as internals
-from switchgear_core.background.background import Job, resettled, settle
-from switchgear_core.background.decisions import decided, note_lines
 from switchgear_core.errors import DataDependent, Unsupported
 from switchgear_core.grad.automatic import partition_as_asked
 from switchgear_core.grad.differentiate import Joint, differentiate
@@ -41,7 +39,7 @@ from switchgear_core.record.sizes import Sizes, active_sizes, concrete
 from switchgear_core.regions.fuse import fuse
 from switchgear_core.registry.answers import Answers
 from switchgear_core.registry.claim import claim
-from switchgear_core.registry.hookspecs import Stage
+from switchgear_core.registry.hookspecs import Building, Job, Stage
 from switchgear_core.registry.plugin_passes import run_passes
 from switchgear_core.registry.rules import Grads
 from switchgear_core.registry.selection import Selection
@@ -230,7 +228,9 @@ def compile_training(
     start = time.perf_counter()
     fuses = bool(selection.fusion)
     eager = partial(_bytes_in_eager, stages, joint, selection, overwritten)
-    parts = partition_as_asked(joint, overwritten, selection.memory, eager, fuses=fuses)
+    parts = partition_as_asked(
+        joint, overwritten, selection.settings.get("memory", "eager"), eager, fuses=fuses
+    )
     forward.keep("partition", parts.forward, start)
     backward.keep("partition", parts.backward, start)
     make_forward = LazyProgram(
@@ -430,25 +430,42 @@ def _executable(
     if selection.fusion:
         stages.change("mark_writes", partial(reinplace, source=lines, destined=destined, mark=True))
         source = stages.traces[-1]
-    asked, decision = decided(source, selection)
-    chosen, job = settle(source, asked, boxed)
+    chosen, buildings = _parts_of(source, selection, boxed)
     _fuse(stages, chosen, boxed)
-    if chosen.answers is not None:
-        job = resettled(source, selection, boxed, chosen.answers)
+    jobs = [job for building in buildings if (job := building.job()) is not None]
     stages.run("dead_code", dead_code)
     stages.change("reinplace", partial(reinplace, source=lines, destined=destined))
     outputs = stages.traces[-1].outputs
     destined = {place: n for place, n in destined.items() if outputs[place] is not None}
     stages.plugin_passes("after_claim", chosen, gives_gradients=boxed, destined=destined)
     trace = stages.run("free_last_used", free_last_used)
-    note_lines(source, trace, chosen, decision)
+    for building in buildings:
+        building.finished(trace)
     executed = dict.fromkeys(choice for item in trace.bound_symbols for choice in item.choices)
     function = compile_trace(trace, boxed=boxed)
     choices = (*choices, *stages.choices, *executed)
     blame = {one.name: (one.label, one.remedy) for one in selection.claimants}
     return Program(
-        tuple(stages.traces), function, choices, boxed, blame, selection.check, job, chosen.answers
+        tuple(stages.traces),
+        function,
+        choices,
+        boxed,
+        blame,
+        selection.check,
+        next(iter(jobs), None),
+        chosen.answers,
     )
+
+
+def _parts_of(source: Trace, selection: Selection, boxed: bool) -> tuple[Selection, list[Building]]:
+    """Return the selection to build a program with, and the parts that take part in it."""
+    buildings: list[Building] = []
+    for part in selection.parts.all:
+        building = part.ask("switchgear_build", source=source, selection=selection, boxed=boxed)
+        if building is not None:
+            buildings.append(building)
+            selection = building.selection
+    return selection, buildings
 
 
 def fused(trace: Trace, selection: Selection, boxed: bool) -> None:

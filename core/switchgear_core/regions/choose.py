@@ -183,7 +183,7 @@ def _loaded(
         return Declined(f"{answer.executor}, which was to run it, does not take it here")
     name = context.name(region, executor)
     try:
-        if executor.finds_compiled or selection.compile == "never":
+        if executor.finds_compiled or answers.only_load:
             function, why = executor.load(replace(region.trace, name=name)), ""
         else:
             compiled = context.compile([(region, executor)])[region, executor]

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from switchgear_core.ir.choice import Implementation
+from switchgear_core.ir.composites import leaves_of
 from switchgear_core.ir.dead_code import live
 from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import BoundSymbol, Symbol, changed, proxies
@@ -212,3 +213,9 @@ def _needs(flow: Dataflow, places: Mapping[int, _Place], place: _Place) -> list[
         call = flow.body[place] if isinstance(place, int) else place.call
         needed += [flow.maker[proxy.name] for proxy in call.inputs if proxy.name in flow.maker]
     return [places[one] for one in needed if places[one] is not place]
+
+
+def may_have_regions(trace: Trace, selection: Selection) -> bool:
+    """Check whether an executor fuses, and the trace is long enough for a region."""
+    count = len([*leaves_of(trace.bound_symbols)])
+    return any(count >= executor.minimum for executor in selection.fusion.values())

@@ -32,6 +32,8 @@ class Answers:
     missing: list[str] = field(default_factory=list)
     failure: str = ""
     last: bool = True
+    #: Whether code that is not on disk stays uncompiled.
+    only_load: bool = False
 
     def of(self, region: Region) -> Answer:
         """Return the answer for a region."""

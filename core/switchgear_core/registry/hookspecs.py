@@ -1,14 +1,15 @@
-"""Hooks of plugins: eight, each optional.
+"""Hooks of plugins and parts, each optional.
 
-A plugin is a module named by an entry point of the group `switchgear`; users list the entry point's name. Mark each
-hook with `switchgear.hookimpl`. The import must be cheap and have no effects: declare tables at module level, and
+A plugin is a module named by an entry point of the group `switchgear`; users list the entry point's name. A part is one
+of the group `switchgear.parts`: it takes part in every call, and `SWITCHGEAR_DISABLE` leaves it out. Mark each hook
+with `switchgear.hookimpl`. The import must be cheap and have no effects: declare tables at module level, and
 install them on the registry passed to the hooks. Arguments of hooks are only ever added, and an implementation may omit
 arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
@@ -21,10 +22,13 @@ from switchgear_core.ir.symbol import BoundSymbol
 from switchgear_core.ir.trace import Trace
 from switchgear_core.record.handler import Feature
 from switchgear_core.registry.executor import Executor, FusionExecutor
+from switchgear_core.registry.options import Option
 from switchgear_core.registry.region import Region, RegionChoice
 from switchgear_core.registry.registry import Registry
 
 PROJECT = "switchgear"
+#: The group of entry points of parts, which take part in every call.
+PARTS = "switchgear.parts"
 #: The distributions that ship together, whose plugins keep their names.
 DISTRIBUTIONS = frozenset({PROJECT, "switchgear-core"})
 #: The version of this contract; a plugin's module may declare its own: `switchgear_contract = 1`.
@@ -154,6 +158,33 @@ class RegionContext(Protocol):
         ...
 
 
+class Job(Protocol):
+    """Compilation elsewhere; once it is `done`, the program is built again, and exchanged between two calls."""
+
+    done: bool
+    #: When it began, by `time.monotonic`.
+    start: float
+
+    def told(self, function: str) -> list[str]:
+        """Return messages for the user of a function, once."""
+
+
+class Building(Protocol):
+    """The part of one part in the making of a program.
+
+    Attributes:
+        selection: the participants with which the program is built.
+    """
+
+    selection: Any
+
+    def job(self) -> Job | None:
+        """Return the job after which the program is built again; asked once the regions are compiled."""
+
+    def finished(self, trace: Trace) -> None:
+        """Note the trace that runs."""
+
+
 #: The owner of a pass in the option of one call.
 OF_THE_CALL = "the call"
 
@@ -246,6 +277,52 @@ def switchgear_choose(
 
     Returns:
         One choice for each region, None to leave it to the next plugin; or None for all.
+    """
+
+
+@_hookspec
+def switchgear_options() -> Sequence[Option]:  # type: ignore[empty-body]
+    """Return the options of `jit` that this part implements. For parts only."""
+
+
+@_hookspec(firstresult=True)
+def switchgear_savings(settings: Mapping[str, object]) -> object:
+    """Return the `Savings` that chooses the saved tensors of a call, or None. For parts only.
+
+    Args:
+        settings: all options of the call by name.
+    """
+
+
+@_hookspec(firstresult=True)
+def switchgear_defers(settings: Mapping[str, object], is_measured: bool) -> bool | None:
+    """Decide whether regions may be compiled later, or in another process. For parts only.
+
+    Then an executor whose compiled code is found on disk need not be able to run here.
+
+    Args:
+        settings: all options of the call by name.
+        is_measured: whether a plugin chooses the executors of regions.
+    """
+
+
+@_hookspec(firstresult=True)
+def switchgear_build(source: Trace, selection: Any, boxed: bool) -> Building | None:
+    """Take part in the making of a program. For parts only.
+
+    Args:
+        source: the trace, before executors claim it.
+        selection: the participants of the call, as the parts before return them.
+        boxed: whether the program takes its inputs as one list: a backward.
+    """
+
+
+@_hookspec
+def switchgear_remarks(selection: Any) -> Iterable[str]:  # type: ignore[empty-body]
+    """Return lines on a call for `explain`. For parts only.
+
+    Args:
+        selection: the participants of the call.
     """
 
 

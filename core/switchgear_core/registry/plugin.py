@@ -111,16 +111,8 @@ class Plugin:
 def load_one(entry: EntryPoint) -> Plugin:
     """Load the module of an entry point, and ask its hooks."""
     module = entry.load()
-    contract = getattr(module, "switchgear_contract", CONTRACT)
-    if contract != CONTRACT:
-        raise RegistrationError(
-            f"it is written for contract {contract!r}, and this Switchgear has {CONTRACT}; install versions that fit"
-        )
-    manager = pluggy.PluginManager(PROJECT)
-    _check_hook_names(manager, module)
-    manager.add_hookspecs(hookspecs)
-    manager.register(module, entry.name)
-    executors = _collected(manager, "switchgear_executors", Executor)
+    manager = manager_of(module, entry.name)
+    executors = collected(manager, "switchgear_executors", Executor)
     priority = getattr(module, "switchgear_priority", 0)
     for number in (priority, *(executor.priority for executor in executors)):
         if not isinstance(number, (int, float)):
@@ -128,10 +120,10 @@ def load_one(entry: EntryPoint) -> Plugin:
                 f"priority {number!r} is no number; higher ones are asked first, 0 is usual"
             )
     registry = _registered(manager, executors)
-    placements = _collected(manager, "switchgear_passes", PassPlacement)
+    placements = collected(manager, "switchgear_passes", PassPlacement)
     label = f"{entry.name} {distribution_of(entry)[1]}".strip()
     passes = tuple(replace(placement, owner=label) for placement in placements)
-    features = _collected(manager, "switchgear_features", Feature)
+    features = collected(manager, "switchgear_features", Feature)
     skip_rule, chooser = _skip_rule(manager), _chooser(manager, entry.name, label)
     brought = executors, registry.grad_rule_owners, skip_rule, passes, chooser, features
     if not any(brought):
@@ -190,8 +182,9 @@ def _chooser(manager: pluggy.PluginManager, plugin: str, label: str) -> Chooser 
     )
 
 
-def _collected(manager: pluggy.PluginManager, hook: str, kind: type[_Item]) -> tuple[_Item, ...]:
-    found: list[_Item] = []
+def collected(manager: pluggy.PluginManager, hook: str, kind: type[_Item]) -> tuple[_Item, ...]:
+    """Return the items of a hook's sequences; `RegistrationError` for others."""
+    items: list[_Item] = []
     for result in _call(manager, hook):
         if not isinstance(result, Iterable) or isinstance(result, str):
             raise RegistrationError(
@@ -202,8 +195,8 @@ def _collected(manager: pluggy.PluginManager, hook: str, kind: type[_Item]) -> t
                 raise RegistrationError(
                     f"{hook} returned {item!r} in its sequence, which is no {kind.__name__}"
                 )
-            found.append(item)
-    return tuple(found)
+            items.append(item)
+    return tuple(items)
 
 
 def _call(manager: pluggy.PluginManager, hook: str, **arguments: object) -> list[Any]:
@@ -212,6 +205,24 @@ def _call(manager: pluggy.PluginManager, hook: str, **arguments: object) -> list
     except Exception as error:
         error.add_note(f"raised by {hook}")
         raise
+
+
+def manager_of(module: object, name: str) -> pluggy.PluginManager:
+    """Return a manager with the hooks of one module.
+
+    Raises:
+        RegistrationError: it is for another contract, or a function is no hook.
+    """
+    contract = getattr(module, "switchgear_contract", CONTRACT)
+    if contract != CONTRACT:
+        raise RegistrationError(
+            f"it is written for contract {contract!r}, and this Switchgear has {CONTRACT}; install versions that fit"
+        )
+    manager = pluggy.PluginManager(PROJECT)
+    _check_hook_names(manager, module)
+    manager.add_hookspecs(hookspecs)
+    manager.register(module, name)
+    return manager
 
 
 def _check_hook_names(manager: pluggy.PluginManager, module: object) -> None:

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from switchgear_core.errors import warn
 from switchgear_core.patches import Lock
@@ -30,7 +30,7 @@ from switchgear_core.showing import Listing
 
 #: The status of a faulty plugin, and the reason.
 Fault: TypeAlias = tuple[Status, str]
-_LOADING = Lock()
+LOADING = Lock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,13 +63,17 @@ class Plugins:
         return {executor.name: plugin for plugin in self.plugins for executor in plugin.executors}
 
 
+_Loaded = TypeVar("_Loaded")
+
+
 @dataclass(slots=True, eq=False)
-class _Candidate:
+class Candidate(Generic[_Loaded]):
     """An entry point, and the outcome of loading its plugin; `fault` is the reason for its absence."""
 
     entry: EntryPoint
+    loader: Callable[[EntryPoint], _Loaded]
     fault: Fault | None = None
-    plugin: Plugin | None = None
+    plugin: _Loaded | None = None
     imported: Import = field(default_factory=Import)
     traceback: str = ""
     is_loaded: bool = False
@@ -77,6 +81,7 @@ class _Candidate:
 
     @property
     def name(self) -> str:
+        """The name of the entry point."""
         return self.entry.name
 
     @property
@@ -86,6 +91,7 @@ class _Candidate:
 
     @property
     def label(self) -> str:
+        """The name and version, for messages."""
         return f"{self.name} {distribution_of(self.entry)[1]}".strip()
 
     def load(self) -> None:
@@ -97,7 +103,7 @@ class _Candidate:
         LOG.info("importing plugin %s (%s)", self.label, self.entry.value)
         try:
             with isolated() as self.imported:
-                self.plugin = load_one(self.entry)
+                self.plugin = self.loader(self.entry)
         except (Exception, SystemExit) as error:
             self.traceback = "".join(traceback.format_exception(error))
             notes = getattr(error, "__notes__", ())
@@ -126,9 +132,9 @@ class Discovery:
         ordered = sorted(
             entries, key=lambda entry: (entry.name, *distribution_of(entry), entry.value)
         )
-        self._candidates = [_Candidate(entry) for entry in ordered]
-        _refuse(self._candidates)
-        self._assembled: dict[tuple[_Candidate, ...], Plugins] = {}
+        self._candidates = [Candidate(entry, load_one) for entry in ordered]
+        refuse(self._candidates)
+        self._assembled: dict[tuple[Candidate[Plugin], ...], Plugins] = {}
 
     @property
     def untried(self) -> list[EntryPoint]:
@@ -148,7 +154,7 @@ class Discovery:
             self._assembled[chosen] = self._assemble(chosen)
         return self._assembled[chosen]
 
-    def _chosen(self, listed: object, tables: Iterable[object]) -> Iterable[_Candidate]:
+    def _chosen(self, listed: object, tables: Iterable[object]) -> Iterable[Candidate[Plugin]]:
         if not isinstance(listed, Sequence) or isinstance(listed, str) or ... in listed:
             return self._candidates
         items = (*listed, *tables)
@@ -166,7 +172,7 @@ class Discovery:
             if one.name in names or one.entry.module.partition(".")[0] in packages
         ]
 
-    def _assemble(self, chosen: Sequence[_Candidate]) -> Plugins:
+    def _assemble(self, chosen: Sequence[Candidate[Plugin]]) -> Plugins:
         for one in chosen:
             one.load()
         faults = {one: one.fault for one in chosen}
@@ -219,7 +225,7 @@ def installed(listed: object = None, tables: Iterable[object] = ()) -> Plugins:
     A list without `...` imports only the named plugins; if a name belongs to no entry point, such as a plugin's second
     executor, all are imported, to find it. Any other option imports all installed plugins.
     """
-    with _LOADING, uncaptured():  # two threads would both load them
+    with LOADING, uncaptured():  # two threads would both load them
         return loaded_once().plugins(listed, tables)
 
 
@@ -247,7 +253,7 @@ def load(candidates: Iterable[EntryPoint]) -> Plugins:
     return Discovery(candidates).plugins()
 
 
-def _refuse(candidates: Sequence[_Candidate]) -> None:
+def refuse(candidates: Sequence[Candidate[Any]]) -> None:
     """Refuse plugins before import: disabled plugins, and plugins of one name unless one ships with Switchgear."""
     disabled = left_out(DISABLE_VARIABLE, [one.name for one in candidates])
     for one in candidates:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -21,10 +20,7 @@ from switchgear_core.registry.executor import Executor, FusionExecutor, reason_u
 from switchgear_core.registry.fuel import Fuel
 from switchgear_core.registry.hookspecs import OF_THE_CALL, PassPlacement, Stage
 from switchgear_core.registry.isolation import uncaptured
-from switchgear_core.registry.memory import MemoryOption
-from switchgear_core.registry.modes import CompileMode, default_mode
 from switchgear_core.registry.order import (
-    ExecutorOptions,
     Executors,
     Order,
     configured,
@@ -32,10 +28,11 @@ from switchgear_core.registry.order import (
     order,
     passed_over,
 )
+from switchgear_core.registry.parts import Parts
 from switchgear_core.registry.plugin import Chooser, Plugin, SkipRule
 from switchgear_core.registry.plugins import Plugins
 from switchgear_core.registry.plugins import installed as all_installed
-from switchgear_core.registry.preferences import PerOperator, Preferences, preferences
+from switchgear_core.registry.preferences import Preferences, preferences
 from switchgear_core.registry.registry import GradRule, ImplementationEntry, Table, describe
 
 #: Names of executors and rule sources that declined a bound symbol, with reasons, in order; skipped ones come first.
@@ -77,8 +74,8 @@ class Selection:
     """The participants of a call of `jit`, and the three decisions about a bound symbol.
 
     `executors` can run here, in the order of asking; `skipped` are the others, with reasons. `passes` come from
-    participating plugins. `memory` is the option of `jit`; `fuel` limits the number of fused regions. `choosers` choose
-    the executors of regions, in this order. `passed_over` are installed and do not participate.
+    participating plugins and parts; `fuel` limits the number of fused regions. `choosers` choose the executors of
+    regions, in this order. `passed_over` are installed and do not participate. `settings` are all options by name.
     """
 
     executors: tuple[Executor, ...]
@@ -87,7 +84,6 @@ class Selection:
     passes: tuple[PassPlacement, ...]
     claimants: tuple[Claimant, ...]
     rule_sources: tuple[RuleSource, ...]
-    memory: MemoryOption
     fuel: Fuel
     choosers: tuple[Chooser, ...] = ()
     handlers: Handlers = field(default_factory=Handlers)
@@ -96,14 +92,14 @@ class Selection:
     check: bool = False
     #: The participants, packages included: by name, or as an object if not installed.
     team: tuple[str | Executor, ...] = ()
-    #: The time at which regions are compiled.
-    compile: CompileMode = "now"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    parts: Parts = field(default_factory=Parts)
+    #: Whether regions may be compiled later, or elsewhere.
+    is_deferred: bool = False
     #: The known executors of regions, if any.
     answers: Answers | None = None
     #: The record of the outcome of each region.
     written: Answers | None = None
-    #: The file of decisions that are repeated or recorded.
-    decisions: Path | None = None
 
     @property
     def fusion(self) -> Mapping[str, FusionExecutor]:
@@ -201,31 +197,24 @@ class Selection:
 def select(
     plugins: Plugins,
     executors: Executors,
-    *,
-    grad_rules: Sequence[Table | str] = (),
-    strict: bool = False,
-    memory: MemoryOption = "eager",
-    fuel: int | Fuel | None = None,
-    features: Sequence[Feature] = (),
-    prefer: PerOperator = MappingProxyType({}),
-    avoid: PerOperator = MappingProxyType({}),
-    check: bool = False,
-    passes: Sequence[PassPlacement | str] = (),
-    options: ExecutorOptions = MappingProxyType({}),
-    compile: CompileMode | None = None,
-    decisions: Path | None = None,
+    settings: Mapping[str, Any] = MappingProxyType({}),
+    parts: Parts | None = None,
 ) -> Selection:
     """Return the participants of a call of `jit` with these options.
 
     Their order is described in `order`. An executor that is listed and cannot run here is skipped with one
     `PluginWarning`; under `strict` this is an error.
     """
-    asked = configured(order(plugins, executors), plugins, options)
-    mode = compile or default_mode(_choosers(asked))
+    parts = Parts() if parts is None else parts
+    strict: bool = settings.get("strict", False)
+    asked = configured(order(plugins, executors), plugins, settings.get("options") or {})
+    is_deferred: bool = bool(
+        parts.first("switchgear_defers", settings=settings, is_measured=_choosers(asked))
+    )
     # executors that compile in a worker process are asked there
     reasons = {
         executor: None
-        if mode != "now" and _compiles_elsewhere(executor)
+        if is_deferred and _compiles_elsewhere(executor)
         else reason_unavailable(executor)
         for executor in asked.executors
     }
@@ -259,9 +248,13 @@ def select(
         if home is not None:
             homes[home.name] = home
     claimants = tuple(source for source in sources if isinstance(source, Claimant))
-    sources = [*(_table_source(plugins, table) for table in grad_rules), *sources]
-    preferred = preferences(prefer, avoid, [source.name for source in sources])
+    tables = settings.get("grad_rules") or ()
+    tables = (tables,) if isinstance(tables, (Table, str)) else tuple(tables)
+    sources = [*(_table_source(plugins, table) for table in tables), *sources]
+    names = [source.name for source in sources]
+    preferred = preferences(settings.get("prefer") or {}, settings.get("avoid") or {}, names)
     taking_part = homes.values()
+    fuel: int | Fuel | None = settings.get("fuel")
     choosers = [plugin.chooser for plugin in taking_part if plugin.chooser is not None]
     brought = [feature for plugin in taking_part for feature in plugin.features]
     skipped = {executor: why for executor, why in reasons.items() if why is not None}
@@ -269,19 +262,22 @@ def select(
         executors=tuple(claimant.executor for claimant in claimants),
         skipped=tuple((one.name, f"unavailable: {why}") for one, why in skipped.items()),
         strict=strict,
-        passes=_passes(passes, [one for plugin in taking_part for one in plugin.passes]),
+        passes=_passes(
+            settings.get("passes", ()),
+            [*parts.passes, *(one for plugin in taking_part for one in plugin.passes)],
+        ),
         claimants=claimants,
         rule_sources=tuple(sources),
-        memory=memory,
         fuel=fuel if isinstance(fuel, Fuel) else Fuel(fuel),
         choosers=tuple(choosers) if asked.is_measured else (),
-        handlers=Handlers(enabled((*features, *brought), _features_of_others(plugins))),
+        handlers=Handlers(enabled((*parts.features, *brought), _features_of_others(plugins))),
         passed_over=passed_over(plugins, asked),
         preferences=preferred,
-        check=check,
+        check=settings.get("check", False),
         team=_team(asked, plugins, [*skipped]),
-        compile=mode,
-        decisions=decisions,
+        settings=settings,
+        parts=parts,
+        is_deferred=is_deferred,
     )
 
 

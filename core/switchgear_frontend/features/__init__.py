@@ -1,6 +1,9 @@
-"""The capture features of this package, in the order of asking."""
+"""The features of capture that ship with the front end, in the order of asking. A part."""
 
 from switchgear_core.record.handler import Feature
+from switchgear_core.record.sizes import is_dynamic
+from switchgear_core.registry.hookspecs import hookimpl
+from switchgear_core.registry.options import Option, one_of
 from switchgear_frontend.features.autocast import Autocast
 from switchgear_frontend.features.checkpointing import Checkpointing
 from switchgear_frontend.features.custom_functions import CustomFunctions
@@ -19,6 +22,7 @@ from switchgear_frontend.features.symbolic_sizes import SymbolicSizes
 from switchgear_frontend.features.transforms import Transforms
 from switchgear_frontend.features.varying_floats import VaryingFloats
 
+switchgear_priority = 80
 BUILT_IN = (
     Feature("refusals", (Refusals(),)),
     Feature("distributed", (Distributed(),)),
@@ -38,3 +42,34 @@ BUILT_IN = (
     Feature("outside", (Outside(),)),
     Feature("python_state", (PythonState(),)),
 )
+
+
+@hookimpl
+def switchgear_features() -> tuple[Feature, ...]:
+    """Bring them."""
+    return BUILT_IN
+
+
+@hookimpl
+def switchgear_options() -> list[Option]:
+    """Declare the options of data and sizes."""
+    return [
+        Option(
+            "dynamic",
+            None,
+            "sizes for which one program is compiled. None: sizes that have changed. True: those of every tensor "
+            'argument. A dict from parameters to dimensions: `{"input_ids": {1}}`. False: none. 0 and 1 are '
+            "separate sizes, as in PyTorch. A branch on a size becomes a guard.",
+            "Decide first",
+            fits=is_dynamic,
+            values="True, False, or a dict from parameters to dimensions, such as {'x': {0}}",
+        ),
+        Option(
+            "specialize_on_data",
+            None,
+            "compile for values of tensors (`item()`, a branch, indexing by a mask), and guard them. None: for "
+            "integers and masks, unrounded floats, and what is asked only to raise, until outcomes keep changing. "
+            "False: never. Other uses of values raise `DataDependent`.",
+            **one_of(True, False, None),
+        ),
+    ]

@@ -14,7 +14,6 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 import switchgear as sg
-from switchgear.jit import compiler_of
 from switchgear_core.errors import (
     NotDifferentiable,
     PluginWarning,
@@ -29,6 +28,7 @@ from switchgear_core.registry.plugin import Plugin
 from switchgear_core.registry.plugins import installed
 from switchgear_core.registry.registry import GradRule, ImplementationEntry, Table
 from switchgear_core.torch_private import new_fake_mode
+from switchgear_runtime.last_call import compiler_of
 from switchgear_tools.testing.comparison import (
     Derivatives,
     derivatives,

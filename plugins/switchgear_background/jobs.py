@@ -29,16 +29,16 @@ from typing import IO, Any
 
 import torch
 
+from switchgear_background.modes import COMPILE_VARIABLE, mode_of
+from switchgear_background.parcel import pack
 from switchgear_core import disk_cache
 from switchgear_core import torch_private as internals
-from switchgear_core.background.parcel import pack
-from switchgear_core.ir.composites import leaves_of
 from switchgear_core.ir.trace import Trace
 from switchgear_core.machine import surroundings
+from switchgear_core.regions.fuse import may_have_regions
 from switchgear_core.registry.answers import Answers, from_json
 from switchgear_core.registry.executor import Executor
 from switchgear_core.registry.hookspecs import OF_THE_CALL
-from switchgear_core.registry.modes import COMPILE_VARIABLE
 from switchgear_core.registry.selection import Selection
 
 LOG = logging.getLogger("switchgear.background")
@@ -50,8 +50,7 @@ PATIENCE = 1800.0
 ATTEMPTS = 2
 #: The start of a worker, given `sys.path`: in PYTHONPATH no folder name can have a colon.
 _START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); "
-    "from switchgear_core.passes.worker import main; main()"
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop()); from switchgear_background.worker import main; main()"
 )
 
 
@@ -106,25 +105,19 @@ _ANSWERS: dict[str, Answers] = {}
 _JOBS: dict[str, Job] = {}
 
 
-def may_have_regions(trace: Trace, selection: Selection) -> bool:
-    """Check whether an executor fuses, and the trace is long enough for a region."""
-    count = len([*leaves_of(trace.bound_symbols)])
-    return any(count >= executor.minimum for executor in selection.fusion.values())
-
-
 def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, Job | None]:
     """Return the selection for building a program now, and the job that leads to a rebuild."""
-    if selection.compile == "now" or not may_have_regions(trace, selection):
+    mode = mode_of(selection)
+    if mode == "now" or not may_have_regions(trace, selection):
         return selection, None
     if objection(selection):
-        return (
-            selection if selection.compile == "background" else selection.without_fusion()
-        ), None
+        return (selection if mode == "background" else selection.without_fusion()), None
     key = _key(trace, selection, boxed)
     answers = _ANSWERS.get(key) or from_json(disk_cache.load(key))
     if answers is not None:
-        return replace(selection, answers=replace(answers, taken=[], missing=[])), None
-    if selection.compile == "never":
+        answers = replace(answers, taken=[], missing=[], only_load=mode == "never")
+        return replace(selection, answers=answers), None
+    if mode == "never":
         nothing = Answers(default="not compiled: compile='never', and nothing is in the cache")
         return replace(selection, answers=nothing), None
     return selection.without_fusion(), _submitted(key, trace, selection, boxed)
@@ -133,7 +126,7 @@ def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, 
 def resettled(trace: Trace, selection: Selection, boxed: bool, answers: Answers) -> Job | None:
     """Resubmit a job if the compiled code that its answers refer to has vanished from disk."""
     key = _key(trace, selection, boxed)
-    if not answers.missing or selection.compile != "background" or key in _ANSWERS:
+    if not answers.missing or mode_of(selection) != "background" or key in _ANSWERS:
         return None
     return _submitted(key, trace, selection, boxed)
 
@@ -291,9 +284,7 @@ class Pool:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5)
         status = process.returncode
-        how = (
-            f"by signal {-status}" if status is not None and status < 0 else f"with status {status}"
-        )
+        how = f"by signal {-status}" if status is not None and status < 0 else f"with status {status}"
         said = ""
         if self._errors is not None:
             self._errors.seek(0)

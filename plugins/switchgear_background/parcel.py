@@ -81,9 +81,7 @@ def unpack(parcel: bytes) -> tuple[Trace, Sizes | None]:
 
 def _bare(item: BoundSymbol) -> BoundSymbol:
     parts = tuple([_bare(part) for part in item.subsymbols])
-    return changed(
-        item, kwargs=dict(item.kwargs), links=(), choices=(), source=None, subsymbols=parts
-    )
+    return changed(item, kwargs=dict(item.kwargs), links=(), choices=(), source=None, subsymbols=parts)
 
 
 class _Pickler(pickle.Pickler):
@@ -125,14 +123,12 @@ def _stand_in() -> object:
     return _unsent
 
 
-_FOUND = own.PACKAGES | {"torch", "builtins", "math", "operator"}
+_FOUND = own.PACKAGES | {__package__, "torch", "builtins", "math", "operator"}
 
 
 def _is_found(function: object) -> bool:
     """Check whether another process finds a function by name, in a module of PyTorch or Switchgear."""
-    module = getattr(function, "__module__", None) or getattr(
-        getattr(function, "__objclass__", None), "__module__", ""
-    )
+    module = getattr(function, "__module__", None) or getattr(getattr(function, "__objclass__", None), "__module__", "")
     if str(module).partition(".")[0] not in _FOUND:
         return False
     try:

@@ -21,15 +21,16 @@ from typing import Any
 
 import torch
 
+from switchgear_background.jobs import receive, send
+from switchgear_background.parcel import unpack
 from switchgear_core import disk_cache
 from switchgear_core import torch_private as internals
-from switchgear_core.background.background import receive, send
-from switchgear_core.background.parcel import unpack
 from switchgear_core.errors import SwitchgearError
 from switchgear_core.passes.pipeline import fused
 from switchgear_core.record.lock import compiles
 from switchgear_core.record.sizes import symbolic
 from switchgear_core.registry.answers import Answers, as_json
+from switchgear_core.registry.parts import installed_parts
 from switchgear_core.registry.plugins import installed
 from switchgear_core.registry.selection import Selection, select
 
@@ -87,9 +88,7 @@ def reply(message: bytes) -> dict[str, Any]:
     if torch.accelerator.is_available():
         with contextlib.suppress(RuntimeError):
             torch.accelerator.empty_cache()  # the user's process may need it
-    told = [
-        str(one.message) for one in caught if one.category.__module__ == SwitchgearError.__module__
-    ]
+    told = [str(one.message) for one in caught if one.category.__module__ == SwitchgearError.__module__]
     return {"answers": None if failure else as_json(answers), "failure": failure, "warnings": told}
 
 
@@ -105,9 +104,7 @@ def _compile(task: dict[str, Any], answers: Answers) -> str:
     selection = _selection(task, answers)
     for name, fingerprint in task["fingerprints"].items():
         if name not in selection.fusion:
-            return (
-                f"executor {name} is {dict(selection.skipped).get(name, 'missing')} in the worker"
-            )
+            return f"executor {name} is {dict(selection.skipped).get(name, 'missing')} in the worker"
         own = selection.fusion[name].fingerprint()
         if own != fingerprint:
             return f"executor {name} is {own} in the worker, not {fingerprint}"
@@ -124,7 +121,7 @@ def _selection(task: dict[str, Any], answers: Answers) -> Selection:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unavailable executors are reported elsewhere
         team = pickle.loads(task["team"])
-        selection = select(installed(team), team, compile="now")
+        selection = select(installed(team), team, {"compile": "now"}, installed_parts())
     names = task["passes"]
     return replace(
         selection,

@@ -41,6 +41,10 @@ class Decision:
     lines: list[list[str]]
 
 
+def _file(selection: Selection) -> Any:
+    return selection.settings.get("decisions")
+
+
 class Decisions:
     """The content of one file, either repeated (`repeats`) or written by this process."""
 
@@ -81,15 +85,12 @@ class Decisions:
         try:
             write(self.file, text.encode())
         except OSError as error:
-            raise InvalidInput(
-                f"decisions={str(self.file)!r} cannot be written: {error}"
-            ) from error
+            raise InvalidInput(f"decisions={str(self.file)!r} cannot be written: {error}") from error
 
     def differ(self, program: str, what: str) -> OtherDecisions:
         """Return the error that tells a difference."""
         return OtherDecisions(
-            f"decisions={str(self.file)!r} cannot be repeated for the {program}: {what}. Delete the file to "
-            "decide anew"
+            f"decisions={str(self.file)!r} cannot be repeated for the {program}: {what}. Delete the file to decide anew"
         )
 
     def _other_program(self, name: str, computes: str) -> str:
@@ -125,9 +126,9 @@ def opened(file: str | os.PathLike[str]) -> Decisions:
 
 def decided(trace: Trace, selection: Selection) -> tuple[Selection, Decision | None]:
     """Return the selection that repeats or records the decision about a program, and the decision."""
-    if selection.decisions is None:
+    if _file(selection) is None:
         return selection, None
-    decisions = opened(selection.decisions)
+    decisions = opened(_file(selection))
     decision = decisions.of(trace, selection)
     if decision is None:
         return replace(selection, written=Answers()), None
@@ -143,13 +144,11 @@ def note_lines(trace: Trace, made: Trace, selection: Selection, decision: Decisi
     Raises:
         OtherDecisions: an existing decision has other lines.
     """
-    if selection.decisions is None:
+    if _file(selection) is None:
         return
-    decisions = opened(selection.decisions)
+    decisions = opened(_file(selection))
     labels = {one.name: one.label for one in selection.claimants}
-    owned = [
-        (line.symbol.name, one.owner) for line in made.bound_symbols if (one := line.implementation)
-    ]
+    owned = [(line.symbol.name, one.owner) for line in made.bound_symbols if (one := line.implementation)]
     lines = [[symbol, labels.get(owner, owner)] for symbol, owner in owned]
     if decision is None:
         regions, where = as_json(selection.written or Answers()), _surroundings(trace, selection)
@@ -158,13 +157,9 @@ def note_lines(trace: Trace, made: Trace, selection: Selection, decision: Decisi
         return
     for here, there in zip(lines, decision.lines, strict=False):
         if here != there:
-            raise decisions.differ(
-                trace.name, f"{here[0]} is run by {here[1]}, and {there[0]} was by {there[1]}"
-            )
+            raise decisions.differ(trace.name, f"{here[0]} is run by {here[1]}, and {there[0]} was by {there[1]}")
     if len(lines) != len(decision.lines):
-        raise decisions.differ(
-            trace.name, f"there are {len(lines)} lines, and were {len(decision.lines)}"
-        )
+        raise decisions.differ(trace.name, f"there are {len(lines)} lines, and were {len(decision.lines)}")
 
 
 def _executors(selection: Selection) -> list[str]:
@@ -185,20 +180,12 @@ def _repeated(
     for region in regions:
         answer: Answer | None = answers.known.get(region.trace.canonical())
         executor = next(
-            (
-                one
-                for one in region.candidates
-                if answer is not None and one.name == answer.executor
-            ),
+            (one for one in region.candidates if answer is not None and one.name == answer.executor),
             None,
         )
         if answer is None or (executor is None and answer.executor is not None):
-            calls = ", ".join(
-                dict.fromkeys(call.symbol.name for call in region.trace.bound_symbols)
-            )
-            was = (
-                "there was no such region" if answer is None else f"it was run by {answer.executor}"
-            )
+            calls = ", ".join(dict.fromkeys(call.symbol.name for call in region.trace.bound_symbols))
+            was = "there was no such region" if answer is None else f"it was run by {answer.executor}"
             raise decisions.differ(program, f"a region of {calls} goes to nobody, and {was}")
         choices.append(RegionChoice(executor, answer.reason, answer.gain))
     return choices

@@ -1,1 +1,0 @@
-"""Compiling in the background, and decisions on disk."""

@@ -1,0 +1,178 @@
+"""Parts: plugins that take part in every call of `jit`, named by entry points of the group `switchgear.parts`.
+
+Capture, the runtime and what else ships here are parts, like those of strangers. Each is loaded apart: one that fails
+leaves a `PluginWarning`, and the others go on without it. `SWITCHGEAR_DISABLE` leaves one out by its name.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from switchgear_core.errors import RegistrationError, did_you_mean
+from switchgear_core.record.attempts import undoing
+from switchgear_core.record.handler import Feature
+from switchgear_core.registry.hookspecs import PARTS, PassPlacement
+from switchgear_core.registry.isolation import uncaptured
+from switchgear_core.registry.options import Option
+from switchgear_core.registry.plugin import (
+    DISABLE_VARIABLE,
+    PluginStatus,
+    collected,
+    distribution_of,
+    manager_of,
+)
+from switchgear_core.registry.plugins import LOADING, Candidate, refuse
+
+#: Hooks of executors and their rules, which a list of executors chooses among.
+_CHOSEN = (
+    "switchgear_executors",
+    "switchgear_register_implementations",
+    "switchgear_register_grad_rules",
+    "switchgear_is_constant_for_vjp",
+    "switchgear_choose",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A loaded part: its hooks, and what it brings by them. Parts of higher `priority` are asked first."""
+
+    name: str
+    label: str
+    priority: float
+    hook: Any
+    options: tuple[Option, ...]
+    features: tuple[Feature, ...]
+    passes: tuple[PassPlacement, ...]
+
+    def ask(self, hook: str, **arguments: object) -> Any:
+        """Return the answer of its implementation of a hook; None without one."""
+        caller = getattr(self.hook, hook)
+        if not caller.get_hookimpls():
+            return None
+        try:
+            answer = caller(**arguments)
+        except Exception as error:
+            remedy = f"{DISABLE_VARIABLE}={self.name} leaves it out"
+            error.add_note(f"raised by {hook} of part {self.label}; {remedy}")
+            raise
+        return answer if caller.spec.opts.get("firstresult") else answer[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """The parts in the order of asking, and the statuses of all."""
+
+    all: tuple[Part, ...] = ()
+    report: tuple[PluginStatus, ...] = ()
+
+    @property
+    def options(self) -> Mapping[str, Option]:
+        """The declared options by name."""
+        return {option.name: option for part in self.all for option in part.options}
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """The features of capture, in the order of asking."""
+        return tuple([feature for part in self.all for feature in part.features])
+
+    @property
+    def passes(self) -> tuple[PassPlacement, ...]:
+        """The passes, in order."""
+        return tuple([placement for part in self.all for placement in part.passes])
+
+    def answers(self, hook: str, **arguments: object) -> Iterator[Any]:
+        """Yield each answer to a hook other than None."""
+        answers = (part.ask(hook, **arguments) for part in self.all)
+        return (answer for answer in answers if answer is not None)
+
+    def first(self, hook: str, **arguments: object) -> Any:
+        """Return the first answer to a hook other than None, if any."""
+        return next(self.answers(hook, **arguments), None)
+
+
+@undoing
+def installed_parts() -> Parts:
+    """Return the parts of this process."""
+    with LOADING, uncaptured():
+        return _loaded_once()
+
+
+@functools.cache
+def _loaded_once() -> Parts:
+    return load_parts(entry_points(group=PARTS))
+
+
+def forget_parts() -> None:
+    """Look for parts again when they are next needed."""
+    _loaded_once.cache_clear()
+
+
+def load_parts(entries: Iterable[EntryPoint]) -> Parts:
+    """Load the parts behind entry points. One that cannot be loaded leaves a `PluginWarning`."""
+    order = sorted(entries, key=lambda entry: (entry.name, *distribution_of(entry), entry.value))
+    candidates = [Candidate(entry, _load) for entry in order]
+    refuse(candidates)
+    for candidate in candidates:
+        candidate.load()
+    # the options of Switchgear's own parts keep their names
+    owners: dict[str, str] = {}
+    for candidate in sorted(candidates, key=lambda one: not one.is_own):
+        for option in candidate.plugin.options if candidate.plugin else ():
+            owner = owners.setdefault(option.name, candidate.label)
+            if owner != candidate.label:
+                error = f"it declares option {option.name}, as part {owner} does; leave one out with {DISABLE_VARIABLE}"
+                candidate.fault = "conflict", error
+    for candidate in candidates:
+        candidate.tell(candidate.fault)
+    parts = [one.plugin for one in candidates if one.plugin is not None and one.fault is None]
+    parts.sort(key=lambda part: (-part.priority, part.name))
+    return Parts(tuple(parts), tuple([_status(candidate) for candidate in candidates]))
+
+
+def _load(entry: EntryPoint) -> Part:
+    module = entry.load()
+    manager = manager_of(module, entry.name)
+    for hook in _CHOSEN:
+        if getattr(manager.hook, hook).get_hookimpls():
+            raise RegistrationError(
+                f"a part has no {hook}; name the module of executors and rules in the group 'switchgear'"
+            )
+    label = f"{entry.name} {distribution_of(entry)[1]}".strip()
+    passes = collected(manager, "switchgear_passes", PassPlacement)
+    return Part(
+        entry.name,
+        label,
+        getattr(module, "switchgear_priority", 0),
+        manager.hook,
+        collected(manager, "switchgear_options", Option),
+        collected(manager, "switchgear_features", Feature),
+        tuple([replace(placement, owner=label) for placement in passes]),
+    )
+
+
+def _status(candidate: Candidate[Part]) -> PluginStatus:
+    status = candidate.fault or ("loaded", "")
+    return PluginStatus(
+        candidate.name,
+        *distribution_of(candidate.entry),
+        *status,
+        notes=tuple(candidate.imported.notes),
+        traceback=candidate.traceback,
+    )
+
+
+def option_of(name: str) -> Option:
+    """Return a declared option.
+
+    Raises:
+        TypeError: no part declares it.
+    """
+    options = installed_parts().options
+    if name not in options:
+        raise TypeError(f"sg.jit has no option {name}{did_you_mean(name, options)}")
+    return options[name]
