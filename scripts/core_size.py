@@ -29,6 +29,8 @@ KERNEL = "switchgear_core"
 #: The packages whose functions, files and classes have limits.
 PACKAGES = ("switchgear", KERNEL, "switchgear_frontend", "switchgear_runtime")
 TOOLS = "switchgear_tools"
+#: The parts that ship beside the core.
+SHIPPED = tuple(sorted(path.name for path in (ROOT / "plugins").glob("switchgear_*")))
 BUDGET = ROOT / "core" / "budget.toml"
 
 _LAYOUT = frozenset(
@@ -65,14 +67,24 @@ def code_tokens(path: Path) -> list[tokenize.TokenInfo]:
     return [token for token in tokens if token.type not in _LAYOUT and token.start[0] not in docstrings]
 
 
+def folder_of(package: str) -> Path:
+    """Return the folder of a package."""
+    return (ROOT / "plugins" if package in SHIPPED else SOURCE) / package
+
+
 def files_of(*packages: str) -> list[Path]:
     """Return the files of some packages."""
-    return sorted(path for package in packages for path in (SOURCE / package).rglob("*.py"))
+    return sorted(path for package in packages for path in folder_of(package).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a file, from its package on."""
+    return "/".join(path.relative_to(ROOT).parts[1:])
 
 
 def room_of(path: Path) -> str:
     """Return the room of a file: a folder of the core, or the package."""
-    package, *folders = path.relative_to(SOURCE).parts[:-1]
+    package, *folders = name_of(path).split("/")[:-1]
     return f"{package}/{folders[0]}" if package == KERNEL and folders else package
 
 
@@ -82,7 +94,7 @@ def measure(paths: list[Path]) -> Size:
     for path in paths:
         tokens = code_tokens(path)
         lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
-        name = path.relative_to(SOURCE).as_posix()
+        name = name_of(path)
         size.files[name] = len(lines)
         size.lines += len(lines)
         size.tokens += len(tokens)
@@ -116,13 +128,18 @@ def class_sizes(path: Path, name: str) -> Iterator[tuple[str, tuple[int, int]]]:
 def complexities() -> dict[str, int]:
     """Return the cyclomatic complexity of each function of the core, by file and name."""
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "C901", "--output-format", "json"]
-    options = ["--config", "lint.mccabe.max-complexity=0", "--exit-zero", *(str(SOURCE / name) for name in PACKAGES)]
+    options = [
+        "--config",
+        "lint.mccabe.max-complexity=0",
+        "--exit-zero",
+        *(str(folder_of(name)) for name in (*PACKAGES, *SHIPPED)),
+    ]
     output = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
     found: dict[str, int] = {}
     for item in json.loads(output):
         match = re.fullmatch(r"`(.*)` is too complex \((\d+) > 0\)", item["message"])
         assert match is not None, item
-        place = Path(item["filename"]).relative_to(SOURCE).as_posix()
+        place = name_of(Path(item["filename"]))
         found[f"{place}:{item['location']['row']} {match[1]}"] = int(match[2])
     return found
 
@@ -132,14 +149,11 @@ def report() -> list[str]:
     budget = tomllib.loads(BUDGET.read_text())
     goal, limits, exceptions = budget["goal"], budget["limits"], budget["exceptions"]
     folders: dict[str, list[Path]] = defaultdict(list)
-    for path in files_of(*PACKAGES, TOOLS):
+    for path in files_of(*PACKAGES, *SHIPPED, TOOLS):
         folders[room_of(path)].append(path)
     over: list[str] = []
-    total, kernel, everything = (
-        measure(files_of(*PACKAGES)),
-        measure(files_of(KERNEL)),
-        measure(files_of(*PACKAGES, TOOLS)),
-    )
+    total, kernel = measure(files_of(*PACKAGES, *SHIPPED)), measure(files_of(KERNEL))
+    everything = measure(files_of(*PACKAGES, *SHIPPED, TOOLS))
     print(f"{'room':<32}{'lines':>8}{'budget':>8}{'left':>8}{'tokens/line':>14}")
     for name, paths in sorted(folders.items()):
         size = measure(paths)

@@ -26,7 +26,7 @@ from tests.under_test import is_slow, slow_tests
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "core"
 EXECUTORS = ROOT / "executors"
-CORE_FILES = core_size.files_of(*core_size.PACKAGES)
+CORE_FILES = core_size.files_of(*core_size.PACKAGES, *core_size.SHIPPED)
 #: The modules of public names beside the top.
 MODULES: tuple[Any, ...] = (sg.capture, sg.executors, sg.passes, sg.testing)
 PUBLIC = {f"{module.__name__}.{name}" for module in (sg, *MODULES) for name in module.__all__}

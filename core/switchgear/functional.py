@@ -22,7 +22,7 @@ from switchgear_core.grad.inner_gradients import inner_gradients
 from switchgear_core.ir.dead_code import dead_code, live
 from switchgear_core.ir.evaluation import evaluate
 from switchgear_core.ir.trace import Trace
-from switchgear_core.passes.pipeline import expected_grad
+from switchgear_core.passes.programs import expected_grad
 from switchgear_core.record.recorder import active_recorder
 from switchgear_core.record.signature import Argument, tensor_of
 from switchgear_core.record.structure import Structure, flatten

@@ -20,10 +20,8 @@ from switchgear_core.errors import Unsupported
 from switchgear_core.ir.aliasing import storages
 from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.trace import Trace
-from switchgear_core.passes.pipeline import (
-    Program,
-    Training,
-)
+from switchgear_core.passes.pipeline import Program
+from switchgear_core.passes.programs import Training
 from switchgear_core.record.sizes import Sizes
 from switchgear_core.registry.selection import Selection
 from switchgear_runtime.anomaly import is_asked_for, run_watched

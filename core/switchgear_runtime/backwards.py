@@ -20,9 +20,9 @@ from switchgear_core.ir.evaluation import evaluate
 from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import DEL, proxies
 from switchgear_core.ir.trace import Trace
-from switchgear_core.passes.pipeline import (
+from switchgear_core.passes.pipeline import Program
+from switchgear_core.passes.programs import (
     LazyProgram,
-    Program,
     Training,
     compile_backward,
     differentiable_backward,

@@ -17,14 +17,8 @@ from switchgear_core import torch_private as internals
 from switchgear_core.errors import ExecutorUnavailable, PluginWarning, Unsupported
 from switchgear_core.grad.hidden_writes import refuse_saved
 from switchgear_core.ir.symbol import CHECK
-from switchgear_core.passes.pipeline import (
-    LazyProgram,
-    Program,
-    compile_forward,
-    compile_training,
-    expected_grad,
-    prepare,
-)
+from switchgear_core.passes.pipeline import Program
+from switchgear_core.passes.programs import Programs
 from switchgear_core.record.guards import still_there
 from switchgear_core.record.lock import compiles
 from switchgear_core.record.shared_memory import sharing
@@ -326,7 +320,7 @@ class Entry:
 
     @compiles
     def _make_copies(self) -> bool:
-        make, sizes = partial(compile_forward, *self._prepared), self.captured.sizes
+        make, sizes = self._programs.forward().make, self.captured.sizes
         with torch.no_grad(), internals.autocast_off():
             program, decided = (make(), []) if sizes is None else sizes.compile_more(make)
         if not decided:
@@ -365,26 +359,20 @@ class Entry:
         return outputs_of if hidden or views else run
 
     def _compile(self, tensors: Sequence[torch.Tensor], selection: Selection, rejit: Jit) -> None:
-        trace = self.captured.trace
-        stages, choices = prepare(trace, selection)
-        outputs = self.captured.outputs
+        programs = self._programs = Programs(self.captured.trace, selection)
+        prepared, outputs = programs.prepared, self.captured.outputs
         tracked = {mutation.output for mutation in outputs.mutations if mutation.tracked}
         tracked.update(item.place for item in outputs.returned if item.kind == "output")
         tracked.update(index for _, kind, index in outputs.roots if kind == "output")
-        grad_outputs = tuple(
-            expected_grad(proxy) if proxy is not None and index in tracked else None
-            for index, proxy in enumerate(stages[-1].outputs)
-        )
+        grad_outputs = programs.expected(tracked)
         self.bridge: Bridge | None = None
         if torch.is_inference_mode_enabled() or not any(grad_outputs):
-            self._prepared = stages, selection, choices
-            make = partial(compile_forward, *self._prepared, self._destined(tensors))
-            self._make_forward = LazyProgram(make)
+            self._make_forward = programs.forward(self._destined(tensors))
             self.forward = self._make_forward()
             return
-        ends = [(mutation, stages[-1].outputs[mutation.output]) for mutation in outputs.mutations]
+        ends = [(mutation, prepared.outputs[mutation.output]) for mutation in outputs.mutations]
         mutated = {proxy.name: mutation.input for mutation, proxy in ends if proxy is not None}
-        reshaped = reshaped_inputs(outputs, stages[-1].inputs)
+        reshaped = reshaped_inputs(outputs, prepared.inputs)
         if any(True for _ in sharing(tensors, reshaped)):
             raise Unsupported(
                 "the function gives an argument other sizes or strides in place, and another shares its memory; pass "
@@ -394,9 +382,7 @@ class Entry:
         written = [mutation.input for mutation in outputs.mutations]
         beside = {other for _, other, _ in sharing(tensors, written)}.union(reshaped)
         hidden = self.captured.hidden
-        training = compile_training(
-            stages, selection, grad_outputs, mutated, beside, hidden, choices
-        )
+        training = programs.training(grad_outputs, mutated, beside, hidden)
         self._make_forward, self.forward = training.make_forward, training.forward
         if any(proxy.name in mutated for proxy in training.saved):
             self.no_part = "the backward reads a value that it writes to an input; later code may write there unseen"

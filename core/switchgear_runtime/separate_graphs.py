@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from switchgear_core.ir.trace import Trace
-from switchgear_core.passes.pipeline import Training
+from switchgear_core.passes.programs import Training
 
 
 class SeparateGraphs:

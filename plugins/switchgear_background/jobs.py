@@ -118,7 +118,7 @@ def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, 
         answers = replace(answers, taken=[], missing=[], only_load=mode == "never")
         return replace(selection, answers=answers), None
     if mode == "never":
-        nothing = Answers(default="not compiled: compile='never', and nothing is in the cache")
+        nothing = Answers(default="not compiled: compile='never', and nothing is in the cache", only_load=True)
         return replace(selection, answers=nothing), None
     return selection.without_fusion(), _submitted(key, trace, selection, boxed)
 

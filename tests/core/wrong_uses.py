@@ -52,7 +52,7 @@ def _option(name: str, wrong: str, says: tuple[str, ...], right: str, error: str
 
 OPTIONS = [
     _option("a misspelled option", "executor=['torch']", ("executor", "did you mean 'executors'"), "executors=['torch']", "TypeError"),
-    _option("an unknown option", "mode='max'", ("no option mode", "its options are methods, executors"), "executors=['torch']", "TypeError"),
+    _option("an unknown option", "mode='max'", ("no option mode", "its options are executors, strict"), "executors=['torch']", "TypeError"),
     _option("a misspelled executor", "executors=['tourch']", ("'tourch'", "did you mean 'torch'"), "executors=['torch']", "UnknownExecutor"),
     _option("a stranger's executor that is not installed", "executors=['mine']", ("'mine'", "installed: torch"), "executors=['torch']", "UnknownExecutor"),
     _option("no executor", "executors=[]", ("executors=[]", "['torch']", "leave it out"), "executors=['torch']"),
@@ -91,7 +91,7 @@ OPTIONS = [
     _option("leaving out no pass", "passes=['-nothing']", ("'-nothing'",), "passes=[]"),
     _option("negative fuel", "fuel=-1", ("-1", "0 or more"), "fuel=0", "InvalidInput"),
     _option("decisions that is a number", "decisions=3", ("decisions=3", "path"), "decisions='decisions.json'"),
-    _option("decisions compiled later", "decisions='decisions.json', compile='background'", ("compile='background'", "leave compile out"), "decisions='decisions.json'"),
+    _option("decisions compiled later", "decisions='decisions.json', compile='background'", ("compile='background'", "leave one out"), "decisions='decisions.json'"),
     _option("methods of a function", "methods=['f']", ("methods", "modules"), "executors=['torch']"),
 ]  # fmt: skip
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
-from switchgear_core import torch_private as internals
-from switchgear_core.errors import DataDependent, Unsupported
-from switchgear_core.grad.automatic import partition_as_asked
 from switchgear_core.grad.differentiate import Joint, differentiate
-from switchgear_core.grad.hidden_writes import EAGERS, refuse_hidden_writes
+from switchgear_core.grad.hidden_writes import refuse_hidden_writes
 from switchgear_core.grad.inner_gradients import inner_gradients
-from switchgear_core.grad.partition import Partitioned, backward_for, partition
-from switchgear_core.grad.undefined import without_undefined
 from switchgear_core.ir.choice import Choice
 from switchgear_core.ir.dead_code import dead_code
 from switchgear_core.ir.free_last_used import free_last_used
 from switchgear_core.ir.proxy import TensorProxy
-from switchgear_core.ir.symbol import CHECK, BoundSymbol, proxies, with_parts
+from switchgear_core.ir.symbol import CHECK, BoundSymbol
 from switchgear_core.ir.trace import Trace, compile_trace
 from switchgear_core.ir.verify import verify
 from switchgear_core.passes.checks_first import checks_first
@@ -34,8 +26,6 @@ from switchgear_core.passes.fold_constants import fold_constants
 from switchgear_core.passes.no_ops import no_ops
 from switchgear_core.passes.pass_through import pass_through
 from switchgear_core.passes.reinplace import reinplace
-from switchgear_core.record.lock import compiles
-from switchgear_core.record.sizes import Sizes, active_sizes, concrete
 from switchgear_core.regions.fuse import fuse
 from switchgear_core.registry.answers import Answers
 from switchgear_core.registry.claim import claim
@@ -78,7 +68,7 @@ class Program:
 
 
 @dataclass(slots=True)
-class _Stages:
+class Pipeline:
     """A runner of consecutive passes, which times and, under `SWITCHGEAR_VERIFY`, verifies each result.
 
     `choices` are the choices of plugins' passes.
@@ -89,11 +79,13 @@ class _Stages:
     checking: bool = field(default_factory=lambda: os.environ.get("SWITCHGEAR_VERIFY") == "1")
 
     def keep(self, name: str, trace: Trace, start: float) -> Trace:
+        """Keep a trace as a stage; `start` is when its pass began, by `time.perf_counter`."""
         trace = trace.with_provenance(name, time.perf_counter() - start)
         self.traces.append(verify(trace) if self.checking else trace)
         return trace
 
     def run(self, name: str, function: Callable[[Trace], Trace]) -> Trace:
+        """Run a pass, and keep its trace."""
         start = time.perf_counter()
         return self.keep(name, function(self.traces[-1]), start)
 
@@ -114,7 +106,7 @@ class _Stages:
 
 def prepare(trace: Trace, selection: Selection) -> tuple[tuple[Trace, ...], tuple[Choice, ...]]:
     """Return the stages independent of gradients, and the choices of these stages."""
-    stages = _Stages([trace])
+    stages = Pipeline([trace])
     if stages.checking:
         verify(trace)
     trace = stages.traces[-1]
@@ -137,246 +129,20 @@ def compile_forward(
 
     `destined` maps outputs to their inputs. An output that the program writes into its input becomes None.
     """
-    kept = _Stages([*stages])
+    kept = Pipeline([*stages])
     _simplify(kept)
-    return _executable(kept, selection, boxed=False, choices=choices, destined=destined)
+    return executable(kept, selection, boxed=False, choices=choices, destined=destined)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Training:
-    """The programs of a differentiated trace, and the data for backwards of other grad outputs.
-
-    Attributes:
-        make_forward: gives the forward, rebuilt where outdated.
-        make_backward: gives the backward for the expected grad outputs, compiled on first use: others may arrive
-            instead.
-        parts: the forward and backward, with the saved tensors.
-        inner: the positions of saved tensors that carry a gradient of the backward, except inputs and outputs.
-        merged: the values of the prepared trace that the partitioned trace replaced, each with its replacement.
-    """
-
-    make_forward: LazyProgram
-    make_backward: LazyProgram
-    parts: Partitioned
-    inner: tuple[int, ...]
-    prepared: Trace
-    joint: Joint
-    merged: Mapping[str, TensorProxy]
-
-    def at(self, binding: Mapping[str, int]) -> Training:
-        """Return a copy for calls of these symbolic sizes; unexpected backwards are compiled from the copy."""
-        parts, prepared, joint = concrete((self.parts, self.prepared, self.joint), binding)
-        merged = concrete(dict(self.merged), binding)
-        fixed = tuple(replace(trace, numbers=()) for trace in (prepared, joint.trace))
-        return replace(
-            self,
-            parts=parts,
-            prepared=fixed[0],
-            joint=replace(joint, trace=fixed[1]),
-            merged=merged,
-        )
-
-    def bytes_in_eager(self, selection: Selection) -> int:
-        """Return the bytes that eager saves for this backward, without inputs."""
-        joint, overwritten = self.joint, self.parts.prices.overwritten
-        if joint.trace.numbers:  # symbolic sizes are active during compilation alone
-            return partition(joint, overwritten).saved_bytes
-        with torch.no_grad(), internals.autocast_off():
-            return compiles(_bytes_in_eager)((self.prepared,), joint, selection, overwritten)
-
-    @property
-    def forward(self) -> Program:
-        """The most recent forward."""
-        return self.make_forward.program or self.make_forward()
-
-    @property
-    def backward(self) -> Program:
-        """The backward for the expected grad outputs."""
-        return self.make_backward()
-
-    @property
-    def saved(self) -> tuple[TensorProxy, ...]:
-        """The saved tensors that the backward takes next to the grad outputs, in order."""
-        return self.parts.saved
-
-    @property
-    def ends(self) -> tuple[TensorProxy | None, ...]:
-        """The outputs and inner saved tensors: the values that may have grad outputs."""
-        return (
-            *self.joint.trace.outputs[: self.joint.count],
-            *(self.saved[index] for index in self.inner),
-        )
-
-
-def compile_training(
-    stages: tuple[Trace, ...],
-    selection: Selection,
-    grad_outputs: Grads,
-    mutated: Mapping[str, int],
-    beside: Set[int],
-    hidden: frozenset[str] = frozenset(),
-    choices: tuple[Choice, ...] = (),
-) -> Training:
-    """Return the forward and backward programs of a prepared trace, for the expected grad outputs.
-
-    `mutated` maps outputs that are copied into inputs after the forward, by name, to the index of the input. `beside`
-    are the inputs in the same storages, and `hidden` names values that were overwritten through `.data`.
-    """
-    overwritten = frozenset(stages[-1].inputs[index].name for index in {*mutated.values(), *beside})
-    forward, joint, merged = _differentiated(stages, selection, grad_outputs, hidden=hidden)
-    backward = _Stages([*forward.traces])
-    start = time.perf_counter()
-    fuses = bool(selection.fusion)
-    eager = partial(_bytes_in_eager, stages, joint, selection, overwritten)
-    parts = partition_as_asked(
-        joint, overwritten, selection.settings.get("memory", "eager"), eager, fuses=fuses
-    )
-    forward.keep("partition", parts.forward, start)
-    backward.keep("partition", parts.backward, start)
-    make_forward = LazyProgram(
-        partial(_executable, forward, selection, boxed=False, choices=(*choices, *joint.choices))
-    )
-    make_forward()
-    known = {
-        proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))
-    } - overwritten
-    inner = tuple(
-        i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known
-    )
-    later = LazyProgram(partial(_executable, backward, selection, boxed=True))
-    if joint.trace.numbers:
-        later()  # decisions about symbolic sizes hold for the entry
-    return Training(make_forward, later, parts, inner, stages[-1], joint, merged)
-
-
-def _bytes_in_eager(
-    stages: tuple[Trace, ...], joint: Joint, selection: Selection, overwritten: frozenset[str]
-) -> int:
-    """Return the bytes that PyTorch's own formulas save; rules of plugins may save more or less."""
-    if any(one.owner not in EAGERS or "skip rule" in one.reason for one in joint.choices):
-        plain = replace(selection, rule_sources=(), strict=False)
-        joint = _differentiated(stages, plain, joint.grad_outputs)[1]
-    return partition(joint, overwritten).saved_bytes
-
-
-@dataclass(slots=True, eq=False)
-class LazyProgram:
-    """A program that is compiled on first use, and recompiled once outdated.
-
-    `mode` is the autocast mode of the compilation: off, because casts are part of a trace. A backward that runs under
-    autocast is the exception: casts are recorded with its formulas.
-    """
-
-    make: Callable[[], Program]
-    program: Program | None = None
-    sizes: Sizes | None = field(default_factory=active_sizes)
-    mode: Callable[[], contextlib.AbstractContextManager[object]] = internals.autocast_off
-
-    def __call__(self) -> Program:
-        """Return the current program; compile or recompile it if needed."""
-        program = self.program
-        if program is not None and not program.is_outdated:
-            return program
-        return self._compiled()
-
-    @compiles
-    def _compiled(self) -> Program:
-        with torch.no_grad(), self.mode():
-            if self.program is None:
-                self.program = self.make()
-            elif self.program.is_outdated:
-                self.program = self._made_again(self.program)
-        return self.program
-
-    def _made_again(self, program: Program) -> Program:
-        """Return the program recompiled, or unchanged where the new program would hold for fewer sizes."""
-        if self.sizes is None:
-            return self.make()
-        settled = replace(program, job=None)
-        try:
-            new, constraints = self.sizes.compile_more(self.make)
-        except (Unsupported, DataDependent):
-            return settled
-        return settled if constraints else new
-
-
-def compile_backward(
-    training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...]
-) -> Program:
-    """Return a backward for other grad outputs than expected, or for fewer inputs, from the saved tensors.
-
-    `grad_outputs` has an item for each of the training's `ends`.
-    """
-    return _executable(
-        _other_backward(training, selection, grad_outputs, wanted, False), selection, boxed=True
-    )
-
-
-def differentiable_backward(
-    training: Training, selection: Selection, grad_outputs: Grads, wanted: tuple[bool, ...]
-) -> Trace:
-    """Return the trace of such a backward for a further differentiation."""
-    return _other_backward(training, selection, grad_outputs, wanted, True).traces[-1]
-
-
-def _other_backward(
-    training: Training,
-    selection: Selection,
-    grad_outputs: Grads,
-    wanted: tuple[bool, ...],
-    higher_order: bool,
-) -> _Stages:
-    start = time.perf_counter()
-    expected, inner = grad_outputs[: training.joint.count], grad_outputs[training.joint.count :]
-    fewer = None
-    if not (higher_order or any(inner) or internals.autocast_active()):
-        fewer = without_undefined(training.joint, expected)
-    if fewer is None:
-        prepared = replace(training.prepared, outputs=training.ends)
-        stages, joint, _ = _differentiated((prepared,), selection, grad_outputs, higher_order)
-    else:
-        stages, joint = _Stages([training.prepared]), fewer
-        stages.keep("undefined_grads", joint.trace, start)
-    outputs = joint.trace.outputs
-    forward, found = outputs[: joint.count], outputs[joint.count :]
-    grads = tuple(grad if want else None for grad, want in zip(found, wanted, strict=True))
-    merged = _still_merged(training, higher_order)
-    body = [item.reading(merged) for item in joint.trace.bound_symbols]
-    trace = replace(joint.trace, outputs=(*forward, *grads), bound_symbols=tuple(body))
-    joint = replace(joint, trace=dead_code(trace))
-    start = time.perf_counter()
-    stages.keep("partition", backward_for(joint, training.parts), start)
-    return stages
-
-
-def _still_merged(training: Training, higher_order: bool) -> Mapping[str, TensorProxy]:
-    """Map values of the prepared trace that are not saved to the saved value in their place.
-
-    For a second derivative, keep only pairs of which both, or neither, require grad.
-    """
-    saved = {proxy.name for proxy in training.saved}
-    own = {p.name: p for item in with_parts(training.prepared.bound_symbols) for p in item.outputs}
-    pairs = (
-        (own[name], twin)
-        for name, twin in training.merged.items()
-        if name in own and twin.name in saved
-    )
-    return {
-        p.name: twin
-        for p, twin in pairs
-        if not higher_order or p.requires_grad == twin.requires_grad
-    }
-
-
-def _differentiated(
+def differentiated(
     prepared: tuple[Trace, ...],
     selection: Selection,
     grad_outputs: Grads,
     higher_order: bool = False,
     hidden: frozenset[str] = frozenset(),
-) -> tuple[_Stages, Joint, Mapping[str, TensorProxy]]:
+) -> tuple[Pipeline, Joint, Mapping[str, TensorProxy]]:
     """Return the stages up to the joint trace, the joint trace, and replaced values with their replacements."""
-    stages = _Stages([*prepared])
+    stages = Pipeline([*prepared])
     start = time.perf_counter()
     joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order)
     refuse_hidden_writes(joint, prepared[-1], hidden)
@@ -391,7 +157,7 @@ def _differentiated(
     return stages, replace(joint, trace=stages.traces[-1], kept=kept), merged
 
 
-def _simplify(stages: _Stages, count: int | None = None) -> Mapping[str, TensorProxy]:
+def _simplify(stages: Pipeline, count: int | None = None) -> Mapping[str, TensorProxy]:
     """Remove needless lines; return the removed values, each with its replacement.
 
     In a joint trace, `count` outputs belong to the forward.
@@ -415,8 +181,8 @@ def _simplify(stages: _Stages, count: int | None = None) -> Mapping[str, TensorP
     return gone
 
 
-def _executable(
-    stages: _Stages,
+def executable(
+    stages: Pipeline,
     selection: Selection,
     *,
     boxed: bool,
@@ -470,10 +236,10 @@ def _parts_of(source: Trace, selection: Selection, boxed: bool) -> tuple[Selecti
 
 def fused(trace: Trace, selection: Selection, boxed: bool) -> None:
     """Have executors claim a trace, and compile its regions."""
-    _fuse(_Stages([trace]), selection, boxed)
+    _fuse(Pipeline([trace]), selection, boxed)
 
 
-def _fuse(stages: _Stages, selection: Selection, boxed: bool) -> None:
+def _fuse(stages: Pipeline, selection: Selection, boxed: bool) -> None:
     """Have executors claim the last stage, and form regions."""
     trace = stages.plugin_passes("before_claim", selection)
     if any(CHECK in item.tags for item in trace.bound_symbols):
@@ -483,8 +249,3 @@ def _fuse(stages: _Stages, selection: Selection, boxed: bool) -> None:
     stages.plugin_passes("before_fusion", selection, gives_gradients=boxed)
     if selection.fusion:
         stages.run("fuse", partial(fuse, selection=selection))
-
-
-def expected_grad(proxy: TensorProxy) -> TensorProxy | None:
-    """Return the most likely grad output of an output: of the output's layout, if dense."""
-    return proxy.fresh(f"g_{proxy.name}") if proxy.requires_grad else None
