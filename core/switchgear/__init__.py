@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from switchgear_core.registry.executor import Executor, FusionExecutor
     from switchgear_core.registry.fuel import Fuel
     from switchgear_core.registry.hookspecs import hookimpl
-    from switchgear_core.registry.plugins import plugin_report
+    from switchgear_core.registry.parts import plugin_report
     from switchgear_core.registry.registry import Table
     from switchgear_core.registry.rules import get_grad, put_grad
     from switchgear_runtime.last_call import (
@@ -91,7 +91,7 @@ _PLACES = {
     **dict.fromkeys(("Executor", "FusionExecutor"), "switchgear_core.registry.executor"),
     "Fuel": "switchgear_core.registry.fuel",
     "hookimpl": "switchgear_core.registry.hookspecs",
-    "plugin_report": "switchgear_core.registry.plugins",
+    "plugin_report": "switchgear_core.registry.parts",
     "Table": "switchgear_core.registry.registry",
     **dict.fromkeys(("get_grad", "put_grad"), "switchgear_core.registry.rules"),
     **dict.fromkeys(

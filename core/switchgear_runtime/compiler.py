@@ -28,6 +28,7 @@ from switchgear_frontend.unread import unread
 from switchgear_runtime.cache import Cache, call_key, sizes_of
 from switchgear_runtime.entry import Entry
 from switchgear_runtime.fallback import Fallback, Fallbacks, LastFallback, fault
+from switchgear_runtime.frontends import FrontendEntry, capture_by_parts
 from switchgear_runtime.jitted import MISSES
 from switchgear_runtime.module_state import is_uninitialised
 from switchgear_runtime.prologue import MISS
@@ -341,9 +342,11 @@ class Compiler:
             len(unfit) >= _MOST_DATA or (self.hits <= len(unfit) and any(map(_is_for_few, unfit)))
         ):
             on_data = False  # the values seem to differ in each call
-        options = self.selection, self._rejit, on_data, marks, self._whole, call.unread
-        drop = weakref.WeakMethod(self._drop)
-        new = Entry(self.function, call.leaves, call.spec, self.module, *options, drop=drop)
+        new = self._by_parts(call)
+        if new is None:
+            options = self.selection, self._rejit, on_data, marks, self._whole, call.unread
+            drop = weakref.WeakMethod(self._drop)
+            new = Entry(self.function, call.leaves, call.spec, self.module, *options, drop=drop)
         if self._is_part and new.no_part:
             raise Unsupported(new.no_part)
         if new.fixed and self.dynamic is None:
@@ -359,6 +362,14 @@ class Compiler:
         self.cache.add(key, new, reason)
         self.last = new
         return new, inputs, True
+
+    def _by_parts(self, call: _Call) -> Entry | None:
+        """Return a new entry for a call that a front end of a part captures."""
+        captured = capture_by_parts(self.function, call.args, call.kwargs, self.selection)
+        if captured is None:
+            return None
+        drop = weakref.WeakMethod(self._drop)
+        return FrontendEntry(*captured, call.spec, self.selection, self._rejit, drop=drop)
 
     def _drop(self, entry: Entry, fault: str = "") -> None:
         """Drop an entry, at any time. After a fault, later calls of its kind run in eager mode."""

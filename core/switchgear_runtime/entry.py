@@ -19,6 +19,7 @@ from switchgear_core.grad.hidden_writes import refuse_saved
 from switchgear_core.ir.symbol import CHECK
 from switchgear_core.passes.pipeline import Program
 from switchgear_core.passes.programs import Programs
+from switchgear_core.protocols import CapturedCall, Runtime
 from switchgear_core.record.guards import still_there
 from switchgear_core.record.lock import compiles
 from switchgear_core.record.shared_memory import sharing
@@ -78,6 +79,10 @@ class Entry:
         ]
         self._name = getattr(function, "__qualname__", "a function")
         self.forward: Program
+        #: The runtime of a part, in place of this one.
+        self._runtime: Runtime | None = selection.parts.only(
+            "switchgear_runtime", selection=selection
+        )
         #: Casts are part of the trace.
         self._autocast = internals.autocast_active()
         #: Why dynamic sizes are fixed for this entry; else empty.
@@ -102,7 +107,7 @@ class Entry:
             with torch.no_grad(), internals.autocast_off(), symbolic(self.captured.sizes):
                 self._compile(tensors, selection, rejit)
             if self.bridge is not None:
-                self.bridge.backwards.failed = partial(_give_up, weakref.ref(self), drop)
+                self.bridge.backwards.failed = partial(give_up, weakref.ref(self), drop)
             if self.captured.sizes is not None:
                 self.captured.sizes.close(self.captured.trace.inputs)
                 self.captured.sizes.check(tensors)
@@ -206,16 +211,25 @@ class Entry:
         """Build `run` and `call` from the current forward."""
         lines, scope = self._finishing()
         run: Run = generated("run(inputs)", lines, {**scope})
+        if self._runtime is not None:
+            run = self._runtime.run(self._captured_call(), self._programs)
         if self.forward.job is not None:
             run = self._waiting(run, self.forward.job)
         if streams := streams_before_late_checks(self.captured.trace):
             run = rewinding(run, streams)
-        if self.forward.job is not None or streams:
+        if self.forward.job is not None or streams or self._runtime is not None:
             lines, scope = ["return run(inputs)"], {"run": run}
         #: Runs the program on the inputs of `prologue`. Returns `MISS` where the program does not support the context.
         self.run = run
         #: Returns the function's result for the arguments of a call that fits, else `MISS`.
         self.call = self._prologue.before(lines, scope)
+
+    def _captured_call(self) -> CapturedCall:
+        """Return the captured call, for the runtime of a part."""
+        outputs, trace = self.captured.outputs, self.captured.trace
+        missing = versions_to_add(outputs, outputs, {}, trace.inputs)
+        finish = self._completing(outputs, missing)
+        return CapturedCall(trace, lambda *call: self.prologue(*call), finish, (*self.guards(),))
 
     def _waiting(self, run: Run, job: Job) -> Run:
         """Return `run`, which exchanges the program once the background compilation is done."""
@@ -320,7 +334,7 @@ class Entry:
 
     @compiles
     def _make_copies(self) -> bool:
-        make, sizes = self._programs.forward().make, self.captured.sizes
+        make, sizes = self._programs.forward({}).make, self.captured.sizes
         with torch.no_grad(), internals.autocast_off():
             program, decided = (make(), []) if sizes is None else sizes.compile_more(make)
         if not decided:
@@ -367,7 +381,8 @@ class Entry:
         grad_outputs = programs.expected(tracked)
         self.bridge: Bridge | None = None
         if torch.is_inference_mode_enabled() or not any(grad_outputs):
-            self._make_forward = programs.forward(self._destined(tensors))
+            in_place = {} if self._runtime is not None else self._destined(tensors)
+            self._make_forward = programs.forward(in_place)
             self.forward = self._make_forward()
             return
         ends = [(mutation, prepared.outputs[mutation.output]) for mutation in outputs.mutations]
@@ -414,9 +429,10 @@ class Entry:
         return {one.output: one.input for one in mutations}
 
 
-def _give_up(
+def give_up(
     this: weakref.ref[Entry], drop: Callable[[], Callable[..., None] | None], fault: str
 ) -> None:
+    """Drop an entry that is still there, for a fault of its backward."""
     entry, dropping = this(), drop()
     if entry is not None and dropping is not None:
         dropping(entry, fault)

@@ -77,6 +77,8 @@ def _changed(entry: Entry, leaves: list[object]) -> dict[int | str, frozenset[in
     Where the sizes are equal, `~dim` marks another stride.
     """
     changed: dict[int | str, frozenset[int]] = {}
+    if len(entry.captured.sources) != len(entry.captured.trace.inputs):
+        return None  # a front end of a part binds them
     pairs = zip(entry.captured.sources, entry.captured.trace.inputs, strict=True)
     for source, proxy in pairs:
         if not isinstance(source, (Argument, Held)):

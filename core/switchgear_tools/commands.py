@@ -16,8 +16,9 @@ from switchgear.options import Defaults, defaults
 from switchgear_core.errors import InvalidInput, SwitchgearError, did_you_mean
 from switchgear_core.registry import order
 from switchgear_core.registry.own_options import executors_in
+from switchgear_core.registry.parts import plugin_report
 from switchgear_core.registry.plugin import PluginStatus
-from switchgear_core.registry.plugins import installed, plugin_report
+from switchgear_core.registry.plugins import installed
 from switchgear_core.registry.trying import crashes, tried_report
 from switchgear_core.torch_private.names import PRIVATE_NAMES, surroundings
 from switchgear_tools import TRUST

@@ -54,10 +54,12 @@ def sizes_of(entry: Entry) -> Iterator[str]:
     if entry.fixed:
         yield f"dynamic sizes: fixed, for with symbolic ones there was {entry.fixed}"
     sizes = entry.captured.sizes
+    if sizes is None:
+        return
     inputs = zip(entry.captured.sources, entry.captured.trace.inputs, strict=True)
     numbers = {proxy.name: str(place) for place, proxy in inputs if isinstance(place, HeldNumber)}
-    for number in sizes.numbers if sizes is not None else ():
+    for number in sizes.numbers:
         path = numbers.get(number.tensor, number.source)
         yield f"dynamic sizes: {number.name} is {path}"
-    for constraint in sizes.constraints if sizes is not None else ():
+    for constraint in sizes.constraints:
         yield f"  only if {constraint}"

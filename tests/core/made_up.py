@@ -34,7 +34,15 @@ class Site:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def add(self, name: str, source: str, *, distribution: str | None = None, version: str = "1.0") -> EntryPoint:
+    def add(
+        self,
+        name: str,
+        source: str,
+        *,
+        distribution: str | None = None,
+        version: str = "1.0",
+        group: str = "switchgear",
+    ) -> EntryPoint:
         """Install a plugin whose module has this source; the entry point that names it."""
         distribution = distribution or f"switchgear-{name}"
         module = f"made_up_{distribution}_{name}".replace("-", "_")
@@ -43,7 +51,7 @@ class Site:
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
         listed = info / "entry_points.txt"
-        text = listed.read_text() if listed.exists() else "[switchgear]\n"
+        text = listed.read_text() if listed.exists() else f"[{group}]\n"
         listed.write_text(f"{text}{name} = {module}\n")
         importlib.invalidate_caches()
         return next(entry for entry in self.entry_points() if entry.value == module)

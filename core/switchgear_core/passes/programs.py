@@ -274,6 +274,8 @@ class Programs:
     def __init__(self, trace: Trace, selection: Selection) -> None:
         self.selection = selection
         self._stages, self._choices = prepare(trace, selection)
+        self._forward: LazyProgram | None = None
+        self._training: Training | None = None
 
     @property
     def prepared(self) -> Trace:
@@ -293,34 +295,42 @@ class Programs:
             for index, proxy in enumerate(self.prepared.outputs)
         )
 
-    def forward(self, destined: Mapping[int, int] = MappingProxyType({})) -> LazyProgram:
-        """Return the program without gradients.
+    def forward(self, destined: Mapping[int, int] | None = None) -> LazyProgram:
+        """Return the program without gradients; without an argument, the one of the last call if there is one.
 
         Args:
             destined: outputs that are only copied into inputs after the run, with the positions of the inputs. An
                 output that the program writes into its input becomes None.
         """
-        make = partial(compile_forward, self._stages, self.selection, self._choices, destined)
-        return LazyProgram(make)
+        if destined is None and self._forward is not None:
+            return self._forward
+        to = destined or {}
+        make = partial(compile_forward, self._stages, self.selection, self._choices, to)
+        self._forward = LazyProgram(make)
+        return self._forward
 
     def training(
         self,
-        grad_outputs: Grads,
+        grad_outputs: Grads | None = None,
         mutated: Mapping[str, int] = MappingProxyType({}),
         beside: Set[int] = frozenset(),
         hidden: frozenset[str] = frozenset(),
     ) -> Training:
-        """Return the forward that saves, and the backward, for the expected grad outputs.
+        """Return the forward that saves, and the backward; without an argument, those of the last call, if any.
 
         Args:
-            grad_outputs: as returned by `expected`.
+            grad_outputs: as returned by `expected`; None for all that are expected.
             mutated: outputs that are copied into inputs after the forward, by name, with the positions of the inputs.
             beside: the inputs in the same storages.
             hidden: values that were overwritten through `.data`, by name.
         """
-        return compile_training(
-            self._stages, self.selection, grad_outputs, mutated, beside, hidden, self._choices
+        if grad_outputs is None and self._training is not None:
+            return self._training
+        grads = self.expected() if grad_outputs is None else grad_outputs
+        self._training = compile_training(
+            self._stages, self.selection, grads, mutated, beside, hidden, self._choices
         )
+        return self._training
 
 
 def expected_grad(proxy: TensorProxy) -> TensorProxy | None:

@@ -285,6 +285,20 @@ def switchgear_options() -> Sequence[Option]:  # type: ignore[empty-body]
     """Return the options of `jit` that this part implements. For parts only."""
 
 
+@_hookspec
+def switchgear_frontends() -> Sequence[Any]:  # type: ignore[empty-body]
+    """Return front ends, each a `switchgear_core.protocols.Frontend`, asked before the shipped one. For parts only."""
+
+
+@_hookspec(firstresult=True)
+def switchgear_runtime(selection: Any) -> Any:
+    """Return a `switchgear_core.protocols.Runtime` in place of the shipped one, or None. For parts only.
+
+    Args:
+        selection: the participants of the call.
+    """
+
+
 @_hookspec(firstresult=True)
 def switchgear_savings(settings: Mapping[str, object]) -> object:
     """Return the `Savings` that chooses the saved tensors of a call, or None. For parts only.

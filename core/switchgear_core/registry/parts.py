@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from switchgear_core.errors import RegistrationError, did_you_mean
+from switchgear_core.errors import InvalidInput, RegistrationError
 from switchgear_core.record.attempts import undoing
 from switchgear_core.record.handler import Feature
 from switchgear_core.registry.hookspecs import PARTS, PassPlacement
@@ -25,7 +25,8 @@ from switchgear_core.registry.plugin import (
     distribution_of,
     manager_of,
 )
-from switchgear_core.registry.plugins import LOADING, Candidate, refuse
+from switchgear_core.registry.plugins import LOADING, Candidate, installed, refuse
+from switchgear_core.showing import Listing
 
 #: Hooks of executors and their rules, which a list of executors chooses among.
 _CHOSEN = (
@@ -93,6 +94,24 @@ class Parts:
     def first(self, hook: str, **arguments: object) -> Any:
         """Return the first answer to a hook other than None, if any."""
         return next(self.answers(hook, **arguments), None)
+
+    def only(self, hook: str, **arguments: object) -> Any:
+        """Return the one answer to a hook other than None, if any.
+
+        Raises:
+            InvalidInput: several parts answer.
+        """
+        answers = {
+            part.name: answer
+            for part in self.all
+            if (answer := part.ask(hook, **arguments)) is not None
+        }
+        if len(answers) > 1:
+            raise InvalidInput(
+                f"the parts {' and '.join(answers)} each answer {hook}, which one may: leave the others out with "
+                f"{DISABLE_VARIABLE}={min(answers)}"
+            )
+        return next(iter(answers.values()), None)
 
 
 @undoing
@@ -166,13 +185,10 @@ def _status(candidate: Candidate[Part]) -> PluginStatus:
     )
 
 
-def option_of(name: str) -> Option:
-    """Return a declared option.
+def plugin_report() -> Listing[PluginStatus]:
+    """Return the state of each installed plugin and part.
 
-    Raises:
-        TypeError: no part declares it.
+    Returns:
+        One record for each: loaded, unavailable, or failed with the reason.
     """
-    options = installed_parts().options
-    if name not in options:
-        raise TypeError(f"sg.jit has no option {name}{did_you_mean(name, options)}")
-    return options[name]
+    return Listing((*installed().report, *installed_parts().report))

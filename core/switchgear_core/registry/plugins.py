@@ -26,7 +26,6 @@ from switchgear_core.registry.plugin import (
     load_one,
 )
 from switchgear_core.registry.registry import Registry
-from switchgear_core.showing import Listing
 
 #: The status of a faulty plugin, and the reason.
 Fault: TypeAlias = tuple[Status, str]
@@ -233,15 +232,6 @@ def installed(listed: object = None, tables: Iterable[object] = ()) -> Plugins:
 def loaded_once() -> Discovery:
     """Return the installed plugins, looked up once."""
     return Discovery(entry_points(group=PROJECT))
-
-
-def plugin_report() -> Listing[PluginStatus]:
-    """Return the state of each installed plugin.
-
-    Returns:
-        One record for each: loaded, unavailable, or failed with the reason.
-    """
-    return Listing(installed().report)
 
 
 def load(candidates: Iterable[EntryPoint]) -> Plugins:

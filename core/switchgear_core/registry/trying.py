@@ -11,8 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import EntryPoint
 
 from switchgear_core.registry.hookspecs import PROJECT
+from switchgear_core.registry.parts import plugin_report
 from switchgear_core.registry.plugin import PluginStatus
-from switchgear_core.registry.plugins import load, loaded_once, plugin_report
+from switchgear_core.registry.plugins import load, loaded_once
 
 #: Seconds allowed for a plugin, including the import of PyTorch.
 PATIENCE = 120.0
