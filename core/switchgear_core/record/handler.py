@@ -86,7 +86,7 @@ class Handler:
         """Note that the parts of a call are recorded next."""
 
     def closing(self, recorder: Recorder, call: Call) -> None:
-        """Rewrite `call.lines`, the recorded parts of a call, or clear `call.whole`."""
+        """Rewrite `call.lines`, the recorded parts of a call, or clear `call.is_unit`."""
 
     def operator(self, recorder: Recorder, call: Operation) -> Any:
         """Answer the call of an operator overload, or return `PASS`; `call.args` may be changed."""
@@ -143,7 +143,7 @@ class Handlers:
             for name in _BY_FUNCTION
         }
         for name in (*_TOLD, "operator", "by_data"):
-            self._at_doors[name] = {None: [getattr(one, name) for one in self._overriding(name)]}
+            self._at_doors[name] = {None: [getattr(item, name) for item in self._overriding(name)]}
 
     @functools.cached_property
     def packages(self) -> tuple[str, ...]:
@@ -194,16 +194,16 @@ class Handlers:
 
     def ask(self, method: str, recorder: Recorder, call: Call | Operation, *more: object) -> Any:
         """Call a method of each handler until one answers; `opened` and `closing` go to all handlers."""
-        asked: Any = None
+        callback: Any = None
         by_function = self._at_doors[method]
         function = call.fn if type(call) is Call else None
         try:
-            for asked in by_function.get(function, by_function[None]):
-                answer = asked(recorder, call, *more)
+            for callback in by_function.get(function, by_function[None]):
+                answer = callback(recorder, call, *more)
                 if answer is not PASS and method not in _TOLD:
                     return answer
         except Exception as error:
-            self._attribute(error, asked.__self__)
+            self._attribute(error, callback.__self__)
             raise
         return PASS
 
@@ -240,17 +240,17 @@ def enabled(features: Sequence[Feature], others: Iterable[Feature] = ()) -> tupl
     return tuple(feature for feature in features if feature.name not in out)
 
 
-def left_out(variable: str, known: Iterable[str]) -> set[str]:
+def left_out(variable: str, candidates: Iterable[str]) -> set[str]:
     """Return the names in a variable of the environment, and warn once about unknown names.
 
-    `known` is read no further than needed.
+    `candidates` is read no further than needed.
     """
     named = {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
-    seen = set[str]()
-    names = iter(known)
-    while not named <= seen and (name := next(names, None)) is not None:
-        seen.add(name)
-    if unknown := named - seen:
-        missing, there = (", ".join(sorted(one)) for one in (unknown, seen))
+    names_seen = set[str]()
+    names = iter(candidates)
+    while not named <= names_seen and (name := next(names, None)) is not None:
+        names_seen.add(name)
+    if unknown := named - names_seen:
+        missing, there = (", ".join(sorted(group)) for group in (unknown, names_seen))
         warn_once(f"{variable} names {missing}, which is not there (there are: {there})")
     return named

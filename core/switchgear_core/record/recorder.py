@@ -143,8 +143,8 @@ class Recorder:
         self, symbol: Symbol, args: tuple[object, ...], output: TensorProxy, *tags: str
     ) -> torch.Tensor:
         """Record a call of a symbol of this package, and return the wrapper for its output."""
-        given = map_tensors(self.adopted, args)
-        self.record(symbol, map_tensors(self.tracker.proxy_of, given), output, *tags)
+        operands = map_tensors(self.adopted, args)
+        self.record(symbol, map_tensors(self.tracker.proxy_of, operands), output, *tags)
         return self.tracker.wrapper_for(output)
 
     def keep_strides(self, wrapper: torch.Tensor, stride: tuple[int, ...]) -> None:
@@ -169,10 +169,10 @@ class Recorder:
             Unsupported: the tensor is from outside and cannot be an input.
         """
         if not self._is_own(tensor):
-            known = self.inputs.wrapper_of(tensor)
-            if known is not None:
+            wrapper = self.inputs.wrapper_of(tensor)
+            if wrapper is not None:
                 self.inputs.reached_otherwise.add(id(tensor))
-                tensor = known
+                tensor = wrapper
             elif self._adopt is None or internals.is_fake(tensor):
                 what = "a tensor from outside of the trace, or a tensor subclass made inside,"
                 raise Unsupported(f"{what} was used in {self.here()}")

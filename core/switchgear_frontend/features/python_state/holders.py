@@ -263,8 +263,8 @@ class Slots(Holder):
 
 def dict_of(kind: type) -> dict[str, Any]:
     """Return the dict that stores the attributes of a class."""
-    found: dict[str, Any] = gc.get_referents(vars(kind))[0]
-    return found
+    attrs: dict[str, Any] = gc.get_referents(vars(kind))[0]
+    return attrs
 
 
 class ClassAttributes(_InDict):
