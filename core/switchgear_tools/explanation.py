@@ -162,11 +162,14 @@ class Explanation(Shown):
         return write_page(self.facts, self.text(80), path)
 
     def text(self, width: int | None = None, detail: str = ".{}()") -> str:
-        """Return the summary.
+        """Summarise the explanation.
 
         Args:
             width: the most columns of a line, between 40 and 80; by default the width of the terminal.
             detail: how the text refers to a detail, by default as a method.
+
+        Returns:
+            The summary, of several lines.
         """
         columns = shutil.get_terminal_size().columns if width is None else width
         return "\n".join(summary(self.facts, min(max(columns, 40), 80), detail))

@@ -46,7 +46,14 @@ def storages(bound_symbols: Iterable[BoundSymbol]) -> dict[str, str]:
 
 
 def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
-    """Return the argument whose storage the outputs of a leaf may share; None if there is none."""
+    """Find the argument whose storage the outputs of a leaf may share.
+
+    Args:
+        bound_symbol: a leaf.
+
+    Returns:
+        The argument; None if there is none.
+    """
     if bound_symbol.symbol.name in _PASSED_ON:
         return bound_symbol.inputs[-1]
     return viewed_argument(bound_symbol)
@@ -69,7 +76,14 @@ def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
 
 
 def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
-    """Return the arguments that a leaf mutates, by its schema."""
+    """Find the arguments that a leaf mutates, by its schema.
+
+    Args:
+        bound_symbol: a leaf.
+
+    Returns:
+        The arguments; empty for a function without a schema.
+    """
     fn: Any = bound_symbol.symbol.fn
     if not isinstance(fn, internals.OpOverload) or not fn._schema.is_mutable:
         return ()

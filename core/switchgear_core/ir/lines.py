@@ -36,7 +36,11 @@ class Match:
 
 
 class Lines:
-    """Index of a trace: the definition and the readers of each value, and the calls that replace others."""
+    """Index of a trace: the definition and the readers of each value, and the calls that replace others.
+
+    Args:
+        trace: the trace of a pass.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -51,16 +55,33 @@ class Lines:
                 self._readers[name].append(index)
 
     def maker(self, value: object) -> BoundSymbol | None:
-        """Return the line that computes a value; None for an input, and for a value inside a replaced call."""
+        """Find the line that computes a value.
+
+        Args:
+            value: a value of the trace.
+
+        Returns:
+            The line; None for an input, and for a value inside a replaced call.
+        """
         index = self.place.get(value.name) if isinstance(value, TensorProxy) else None
         return None if index is None or index in self._instead else self.trace.bound_symbols[index]
 
     def readers(self, value: TensorProxy) -> tuple[BoundSymbol, ...]:
-        """Return the lines that read a value, in order."""
+        """Find the lines that read a value.
+
+        Args:
+            value: a value of the trace.
+
+        Returns:
+            The lines, in order.
+        """
         return tuple([self.trace.bound_symbols[index] for index in self._readers[value.name]])
 
     def seen_elsewhere(self, whole: BoundSymbol) -> str:
         """Check whether a composite can replace its last part.
+
+        Args:
+            whole: the composite; its subsymbols are lines of the trace.
 
         Returns:
             The reason against the replacement, or an empty string. No other line may read the values between its parts,
@@ -80,11 +101,14 @@ class Lines:
         return ""
 
     def back(self, value: object, through: Collection[str] = ()) -> list[BoundSymbol]:
-        """Return the lines that compute a value, in order.
+        """Follow a value backwards.
 
         Args:
             value: a value of the trace.
             through: names of operators to follow backwards.
+
+        Returns:
+            The lines that compute the value, in order.
         """
         calls: list[BoundSymbol] = []
         while (call := self.maker(value)) is not None:
@@ -171,13 +195,24 @@ class Lines:
         self._instead[self.place[(at or parts[-1]).outputs[0].name]] = call
 
     def fresh(self, value: TensorProxy) -> TensorProxy:
-        """Return a value like another, with an unused name."""
+        """Make a value like another.
+
+        Args:
+            value: a value of the trace.
+
+        Returns:
+            A copy with an unused name.
+        """
         if self._names is None:
             self._names = Names(names_of(self.trace))
         return replace(value, name=self._names.claim(f"{value.name}_"))
 
     def result(self) -> Trace:
-        """Return the trace with all replacements; the same object without any."""
+        """Apply the replacements.
+
+        Returns:
+            A new trace; the same object without replacements.
+        """
         if not self._instead:
             return self.trace
         lines = enumerate(self.trace.bound_symbols)
@@ -189,13 +224,16 @@ class Lines:
 def composite(
     symbol: Symbol, args: tuple[object, ...], output: object, parts: Sequence[BoundSymbol]
 ) -> BoundSymbol:
-    """Return a call that stands for others.
+    """Make a call that stands for others.
 
     Args:
         symbol: its operation.
         args: its arguments.
         output: its results: the results of the last part.
         parts: the replaced calls: its decomposition. It gets their links and tags, and the source of the last call.
+
+    Returns:
+        The call, which is not yet in the trace.
     """
     last = parts[-1]
     links = tuple(dict.fromkeys(link for part in parts for link in part.links))
@@ -205,7 +243,7 @@ def composite(
 
 
 def leaf_of(call: BoundSymbol | None) -> BoundSymbol | None:
-    """Return the single operator of PyTorch that a call consists of.
+    """Find the single operator of PyTorch that a call consists of.
 
     Args:
         call: a call, or None.
@@ -220,11 +258,14 @@ def leaf_of(call: BoundSymbol | None) -> BoundSymbol | None:
 
 
 def argument(call: BoundSymbol, name: str) -> Any:
-    """Return the argument of a call for a parameter, or the parameter's default.
+    """Look up the argument of a call by its parameter.
 
     Args:
         call: a call of a function of PyTorch or an operator.
         name: the name of a parameter.
+
+    Returns:
+        The argument, or the parameter's default.
 
     Raises:
         TypeError: there is no such parameter.

@@ -40,7 +40,14 @@ class NumberProxy:
         return f"{self.tensor}.{measured}"
 
     def read(self, tensor: torch.Tensor) -> int:
-        """Return the number for this input tensor."""
+        """Read the number from an input.
+
+        Args:
+            tensor: the input that has the number as a size or stride.
+
+        Returns:
+            The number, in elements.
+        """
         return tensor.size(self.dim) if self.dim >= 0 else tensor.stride(~self.dim)
 
 
@@ -99,12 +106,26 @@ class TensorProxy(_Remembers):
         return layout
 
     def fresh(self, name: str) -> TensorProxy:
-        """Return a new value with the same sizes and strides, without history."""
+        """Make a value with the same sizes and strides, without history.
+
+        Args:
+            name: the name of the new value.
+
+        Returns:
+            The value: it does not require grad, and its storage offset is 0.
+        """
         defaults = {"storage_offset": 0, "is_conj": False, "is_neg": False}
         return changed_proxy(self, name=name, requires_grad=False, **defaults)
 
     def fake(self, mode: internals.FakeMode) -> torch.Tensor:
-        """Return a fake tensor with this metadata."""
+        """Make a fake tensor with this metadata.
+
+        Args:
+            mode: the fake mode of the tensor.
+
+        Returns:
+            The fake tensor.
+        """
         layout = (
             *(self.shape, self.stride, self.dtype, self.device),
             *(self.storage_offset, self.is_conj, self.is_neg),

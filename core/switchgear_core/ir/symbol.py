@@ -201,7 +201,14 @@ class BoundSymbol(Shown):
         return self
 
     def with_implementation(self, implementation: Implementation) -> BoundSymbol:
-        """Return the call, run by another implementation."""
+        """Replace the implementation of the call.
+
+        Args:
+            implementation: the new implementation.
+
+        Returns:
+            A new call.
+        """
         return changed(self, implementation=implementation)
 
 

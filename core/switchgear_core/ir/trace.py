@@ -54,12 +54,18 @@ class Trace(Shown):
     written: Mapping[str, int] = field(default_factory=dict)
 
     def python(self, *, link: bool | None = None, decompositions: bool = False) -> str:
-        """Return the trace as Python that runs.
+        """Print the trace as Python that runs.
 
         Args:
             link: whether each backward line shows its forward line and its rule; by default as the option `link` of
                 `jit`.
             decompositions: whether all composites show their parts, as comments. Regions always do.
+
+        Returns:
+            The text of the program.
+
+        Raises:
+            Unsupported: a line needs a size that no input has.
         """
         text = _Text(self, self.links_shown if link is None else link)
         calls = list(itertools.chain.from_iterable(text.calls(decompositions)))
@@ -127,19 +133,25 @@ class Trace(Shown):
         return repr((len(sizes), plain(self.inputs), calls, plain(self.outputs)))
 
     def function(self, *, boxed: bool = False) -> Callable[..., Any]:
-        """Return the printed program as a function.
+        """Compile the printed program.
 
         Args:
             boxed: whether the function takes its arguments in one list, and empties the list.
+
+        Returns:
+            A function of the sizes and inputs.
         """
         return compile_trace(self, boxed=boxed)
 
     def with_provenance(self, name: str, seconds: float) -> Trace:
-        """Return the trace with another pass in its history.
+        """Add a pass to the history of the trace.
 
         Args:
             name: the pass.
-            seconds: its time.
+            seconds: its time, in seconds.
+
+        Returns:
+            A new trace.
         """
         return replace(self, provenance=(*self.provenance, Provenance(name, seconds)))
 

@@ -27,7 +27,12 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 class Sample:
     """Call of a function that calls the operator: `function(*args, **kwargs)`.
 
-    `narrow` selects the differentiable part of a result.
+    Attributes:
+        function: the function, or the operator itself.
+        args: its arguments by position.
+        kwargs: its arguments by name.
+        name: the name in messages.
+        narrow: selects the differentiable part of a result; None for all of it.
     """
 
     function: Callable[..., Any]
@@ -42,15 +47,22 @@ class Sample:
         return f"{self.name} ({', '.join(shown)})"
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors among the arguments."""
+        """Collect the tensors among the arguments.
+
+        Returns:
+            The tensors, in order.
+        """
         return [*tensors_in((self.args, self.kwargs))]
 
     def mapped(self, function: Callable[[torch.Tensor], torch.Tensor], name: str = "") -> Sample:
-        """Return the sample with other tensors.
+        """Replace the tensors of the sample.
 
         Args:
             function: a function from each tensor to another.
             name: an addition to the sample's name.
+
+        Returns:
+            A new sample.
         """
         args, kwargs = map_tensors(function, (self.args, self.kwargs))
         return replace(
@@ -58,16 +70,23 @@ class Sample:
         )
 
     def then(self, function: Callable[[Any], Any]) -> Sample:
-        """Return a sample whose result is passed through a function.
+        """Pass the result of the sample through a function.
 
         Args:
             function: a function of the result.
+
+        Returns:
+            A new sample.
         """
         first = self.function
         return replace(self, function=lambda *args, **kwargs: function(first(*args, **kwargs)))
 
     def __call__(self) -> Any:
-        """Call the function."""
+        """Call the function.
+
+        Returns:
+            Its result.
+        """
         return self.function(*self.args, **self.kwargs)
 
 
