@@ -43,6 +43,9 @@ class InductorExecutor(sg.FusionExecutor):
         progress: show the progress of a long compilation, on a terminal by a bar and in a log by lines.
         **options: Inductor's own (`torch._inductor.config`), such as `max_autotune=True`; a name with a dot is passed
             as `**{"cpp.simdlen": 1}`.
+
+    Raises:
+        InvalidInput: Inductor has no such option.
     """
 
     runs_everywhere = True

@@ -76,19 +76,46 @@ class Definition:
     _count: int = 0
 
     def input(self, layout: Layout) -> Value:
-        """Add an input tensor, and return its value."""
+        """Add an input tensor.
+
+        Args:
+            layout: its layout.
+
+        Returns:
+            Its value.
+        """
         value = self._new(layout.dtype)
         self.inputs.append((value, layout))
         return value
 
     def call(self, operator: str, *args: Any, dtype: torch.dtype | None, **kwargs: Any) -> Value:
-        """Add an operator; return its result, in nvFuser's result dtype."""
+        """Add an operator with one result.
+
+        Args:
+            operator: its name in `fusion.ops`.
+            args: its arguments by position: values, dtypes, numbers, or lists of these.
+            dtype: the dtype of the result; None for any.
+            kwargs: its arguments by name.
+
+        Returns:
+            The result, in nvFuser's result dtype.
+        """
         return self.calls(operator, *args, dtypes=(dtype,), **kwargs)[0]
 
     def calls(
         self, operator: str, *args: Any, dtypes: Sequence[torch.dtype | None], **kwargs: Any
     ) -> tuple[Value, ...]:
-        """Add an operator with several results, and return them."""
+        """Add an operator with several results.
+
+        Args:
+            operator: its name in `fusion.ops`.
+            args: its arguments by position: values, dtypes, numbers, or lists of these.
+            dtypes: the dtype of each result; None for any.
+            kwargs: its arguments by name.
+
+        Returns:
+            The results, in nvFuser's result dtypes.
+        """
         results = tuple([self._new(dtype) for dtype in dtypes])
         self.lines.append(Line(operator, args, kwargs, results))
         return results
@@ -114,9 +141,16 @@ class Definition:
         return "\n".join([*inputs, *map(str, self.lines), f"return {', '.join(map(str, self.outputs))}"])
 
     def define(self, fusion: Any, types: Mapping[torch.dtype, Any]) -> None:
-        """Make the calls on `fusion`, an nvFuser `FusionDefinition` or a similar object; `types` are its dtypes.
+        """Make the calls on an nvFuser fusion.
 
         A result with another dtype than expected of nvFuser is an error, not a wrong result.
+
+        Args:
+            fusion: an nvFuser `FusionDefinition`, or a similar object.
+            types: its dtypes, by PyTorch's.
+
+        Raises:
+            ExecutorFailed: an operator gives another dtype than expected.
         """
         handles: dict[int, Any] = {}
         for value, layout in self.inputs:

@@ -90,7 +90,17 @@ class NvfuserExecutor(sg.FusionExecutor):
         return kernels
 
     def definition(self, region: sg.Trace) -> Definition:
-        """Return the definition of a region."""
+        """Translate a region.
+
+        Args:
+            region: calls that the executor supports.
+
+        Returns:
+            The definition of the region.
+
+        Raises:
+            Untranslatable: a call has no translation.
+        """
         calls = tuple([call for item in region.bound_symbols for call in lowered(item)])
         return define(replace(region, bound_symbols=calls), static=self.static_sizes)
 

@@ -21,7 +21,17 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Compute `F.cross_entropy(F.linear(x, weight, bias).float(), target, …)`.
 
-    Shapes: `x` is `[..., features]`, `weight` is `[classes, features]`; `target` has one element for each row of `x`.
+    Args:
+        x: `[..., features]`.
+        weight: `[classes, features]`.
+        bias: `[classes]`, or None.
+        target: one class for each row of `x`.
+        ignore_index: the class of rows that do not count.
+        label_smoothing: the share of the target that goes to all classes, from 0 to 1.
+        mean: whether to return the mean over the counted rows, and not the sum.
+
+    Returns:
+        The loss, without dimensions, at least in float32.
     """
     return _chunked(x, weight, bias, target, ignore_index, label_smoothing, mean, gradients=False)[0]
 
