@@ -157,8 +157,8 @@ class _Region:
     def _laid_out(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
         for index in self.copied or ():
             value = results[index]
-            fresh = torch.empty_strided(value.shape, self.strides[index], dtype=value.dtype, device=value.device)
-            results[index] = fresh.copy_(value)
+            copy = torch.empty_strided(value.shape, self.strides[index], dtype=value.dtype, device=value.device)
+            results[index] = copy.copy_(value)
         return results
 
 

@@ -167,11 +167,11 @@ def _refuse_memory(
         )
         # for TorchDynamo an existing view does not require grad
         raise Unsupported(f"{what}, in {recorder.here()}; give it a new tensor", splits=False)
-    fresh = [result for result in results if isinstance(result, torch.Tensor)]
+    outputs = [result for result in results if isinstance(result, torch.Tensor)]
     tensors_by_id = {id(tensor): tensor for tensor in tensors_in(args)}
-    memories = [internals.storage_key(tensor) for tensor in (*fresh, *tensors_by_id.values())]
+    memories = [internals.storage_key(tensor) for tensor in (*outputs, *tensors_by_id.values())]
     if any(
-        result._is_view() or memories.count(internals.storage_key(result)) > 1 for result in fresh
+        result._is_view() or memories.count(internals.storage_key(result)) > 1 for result in outputs
     ):
         refuse("returns an argument, a view, or results that share memory", "return clones")
     if any(isinstance(leaf, torch.Tensor) for leaf in flatten(context.attributes())[0]):

@@ -164,9 +164,9 @@ class Variables(_InDict):
 
     def watch(self, names: Set[str]) -> list[str]:
         """Watch more variables; return the new variables that are set."""
-        fresh = names - self.names
-        self.names |= fresh
-        new = sorted(fresh & self.all.keys())
+        new_names = names - self.names
+        self.names |= new_names
+        new = sorted(new_names & self.all.keys())
         self.before.update([(name, self.all[name]) for name in new])
         return new
 
