@@ -141,7 +141,7 @@ def test_the_verifier_runs_between_passes_when_asked(monkeypatch: pytest.MonkeyP
     broken = replace(GOOD, bound_symbols=GOOD.bound_symbols[1:])
     for setting, fails in (("1", True), ("", False)):
         monkeypatch.setenv("SWITCHGEAR_VERIFY", setting)
-        stages = pipeline._Stages([GOOD])
+        stages = pipeline.Pipeline([GOOD])
         if fails:
             with pytest.raises(errors.InvalidTrace, match="as made by breaks"):
                 stages.keep("breaks", broken, 0.0)
@@ -151,7 +151,7 @@ def test_the_verifier_runs_between_passes_when_asked(monkeypatch: pytest.MonkeyP
 
 def test_the_verifier_does_not_run_between_passes_when_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWITCHGEAR_VERIFY", "0")
-    assert not pipeline._Stages([GOOD]).checking
+    assert not pipeline.Pipeline([GOOD]).checking
 
 
 def test_every_stage_of_real_programs_is_valid() -> None:
