@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Unpack, overload
 
 import torch
+from switchgear_memory import MemoryOption, savings
 from torch import nn
 
 from switchgear.options import Defaults, FallbackTo, Options, check_options, with_defaults
@@ -23,7 +24,6 @@ from switchgear_core.passes.stages import Stages
 from switchgear_core.record.sizes import Dynamic
 from switchgear_core.registry.fuel import Fuel
 from switchgear_core.registry.hookspecs import PassPlacement
-from switchgear_core.registry.memory import MemoryOption
 from switchgear_core.registry.modes import CompileMode
 from switchgear_core.registry.order import ExecutorOptions, Executors
 from switchgear_core.registry.plugins import installed
@@ -178,7 +178,7 @@ def jit(
         executors,
         grad_rules=tables,
         strict=strict,
-        memory=memory,
+        savings=savings(memory),
         fuel=fuel,
         features=BUILT_IN,
         prefer=prefer or {},

@@ -13,11 +13,12 @@ from contextvars import ContextVar
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
+from switchgear_memory import MemoryOption, budget_of, memory_in
+
 from switchgear_core.errors import InvalidInput, did_you_mean, warn_once
 from switchgear_core.record.sizes import Dynamic, is_dynamic
 from switchgear_core.registry.fuel import Fuel
 from switchgear_core.registry.hookspecs import PassPlacement
-from switchgear_core.registry.memory import MemoryOption, budget_of, memory_in
 from switchgear_core.registry.modes import COMPILE, COMPILE_VARIABLE, CompileMode
 from switchgear_core.registry.order import ExecutorOptions, Executors, order
 from switchgear_core.registry.plugins import installed

@@ -77,7 +77,7 @@ class Explanation(Shown):
         ordered = sorted(facts.saved, key=lambda value: (value.alive, -value.bytes))
         alive = [value.bytes for value in ordered if value.alive]
         heading = (
-            f"saved for the backward, memory={facts.selection.memory!r}: {facts.saved_bytes} bytes "
+            f"saved for the backward, memory={facts.selection.savings.option!r}: {facts.saved_bytes} bytes "
             f"in {len(ordered) - len(alive)} values, and {len(alive)} inputs, which live anyway, "
             f"of {sum(alive)} bytes"
         )
@@ -137,7 +137,7 @@ class Explanation(Shown):
                 {"reason": one.reason, "count": one.count, "operators": dict(one.operators)}
                 for one in not_fused(facts)
             ],
-            "memory": selection.memory,
+            "memory": selection.savings.option,
             "saved_bytes": facts.saved_bytes,
             "eager_saved_bytes": facts.eager_bytes,
             "saved": [asdict(value) for value in facts.saved],

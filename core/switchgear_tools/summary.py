@@ -134,7 +134,7 @@ def _memory(facts: Facts, width: int) -> Iterator[str]:
         if facts.eager_bytes:
             share = facts.saved_bytes / facts.eager_bytes
             line += f", {share:.2f} of eager's {_size(facts.eager_bytes)}"
-        line += f", memory={facts.selection.memory!r}"
+        line += f", memory={facts.selection.savings.option!r}"
         inputs = len(facts.saved) - len(own)
         if inputs:
             line += f"; {counted(inputs, 'input')} read again, not counted"

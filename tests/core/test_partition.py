@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from switchgear_memory.option import MEMORY, Memory
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
@@ -21,7 +22,6 @@ import switchgear as sg
 from switchgear.errors import NotDifferentiable
 from switchgear.jit import last_entry
 from switchgear_core.ir.symbol import RANDOM, RECOMPUTED, region_of
-from switchgear_core.registry.memory import MEMORY, Memory
 from tests.core.training import backward, executor, forward, leaf, lines, operators, rules
 from tests.oracle import assert_same, assert_trains_as_eager, step
 

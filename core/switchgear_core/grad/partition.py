@@ -7,18 +7,15 @@ overwrites is saved as a copy, and so is an input in the same storage, because b
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from switchgear_core.errors import NotDifferentiable
-from switchgear_core.grad.budget import Budget, within
-from switchgear_core.grad.costs import is_view
 from switchgear_core.grad.differentiate import Joint
-from switchgear_core.grad.normalisations import CAST, with_statistics
-from switchgear_core.grad.recompute import Body, links_again, recompute
-from switchgear_core.grad.saving import Prices, overwritten_values, to_save
+from switchgear_core.grad.recompute import links_again, recompute
+from switchgear_core.ir.aliasing import is_view, storages
 from switchgear_core.ir.choice import Saved
 from switchgear_core.ir.dead_code import live
 from switchgear_core.ir.proxy import NumberProxy, TensorProxy, bytes_of
@@ -34,8 +31,9 @@ from switchgear_core.ir.symbol import (
     region_of,
 )
 from switchgear_core.ir.trace import Names, Trace, names_of
-from switchgear_core.registry.memory import PricedMemory
+from switchgear_core.registry.savings import AS_EAGER, Body, Problem, Savings
 
+CAST = Symbol("aten._to_copy.default", torch.ops.aten._to_copy.default)
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
 #: Rules that choose their residuals; with a transform, the forward part is unknown.
 _CHOOSING = frozenset({"augmented", "pullback"})
@@ -46,19 +44,21 @@ class Partitioned:
     """`forward` returns its outputs and then `saved`, some as copies; `backward` takes `saved` and the grad outputs.
 
     Numbers are no tensors: fixed sizes are constants of the backward, symbolic sizes further inputs. `widened` are
-    lines that restore zeros and ones saved as booleans.
+    lines that restore zeros and ones saved as booleans. `overwritten` names the values that are saved as copies.
     """
 
     forward: Trace
     backward: Trace
     saved: tuple[TensorProxy, ...]
     widened: tuple[BoundSymbol, ...]
-    prices: Prices
+    overwritten: frozenset[str]
+    #: Returns why a value is saved, from the value and its line.
+    reason: Callable[[TensorProxy, BoundSymbol], str]
 
     @property
     def saved_bytes(self) -> int:
         """The saved bytes, without inputs, which are alive anyway."""
-        alive = {proxy.name for proxy in self.forward.inputs} - self.prices.overwritten
+        alive = {proxy.name for proxy in self.forward.inputs} - self.overwritten
         return sum(proxy.bytes for proxy in self.saved if proxy.name not in alive)
 
     @property
@@ -70,29 +70,41 @@ class Partitioned:
 def partition(
     joint: Joint,
     overwritten: frozenset[str] = frozenset(),
-    memory: PricedMemory = "eager",
-    budget: Budget | None = None,
+    savings: Savings = AS_EAGER,
+    *,
+    fuses: bool = False,
+    eager_bytes: Callable[[], int] | None = None,
 ) -> Partitioned:
     """Split a joint trace: lines that the outputs need are forward, the rest is backward, and values between are saved.
 
-    A value that is cheap to recompute from something smaller is not saved. `memory` defines cheap, or `budget` limits
-    the saved bytes or the recomputation. `overwritten` names the inputs that are written to after the forward. They,
-    and values that share their storage, are saved as copies.
+    Args:
+        joint: the joint trace.
+        overwritten: the names of the inputs that are written to after the forward. They, and values that share their
+            storage, are saved as copies.
+        savings: chooses the saved values.
+        fuses: whether an executor of the call fuses lines.
+        eager_bytes: returns the bytes that eager mode saves; by default those that this trace would save as in eager
+            mode.
     """
     residuals = _residuals(joint)
     halves = _Halves(joint, frozenset({*residuals, *(proxy.name for proxy in joint.kept)}))
     forward, outputs = halves.forward, joint.trace.outputs[: joint.count]
-    returned = frozenset(proxy.name for proxy in proxies(outputs))
-    body = with_statistics(forward, halves.names) if memory == "auto" else forward
-    transient = _made(body) - _made(forward)
     copied = overwritten_values(forward, overwritten)
-    prices = Prices(memory, returned, copied, residuals, budget is not None, transient)
-    chosen = (
-        to_save(body, halves.read, prices)
-        if budget is None
-        else within(body, halves.read, halves.later, prices, budget)
+    problem = Problem(
+        trace=joint.trace,
+        forward=forward,
+        later=halves.later,
+        grads=tuple(proxies(halves.grads)),
+        read=halves.read,
+        returned=frozenset(proxy.name for proxy in proxies(outputs)),
+        overwritten=copied,
+        residuals=residuals,
+        names=halves.names,
+        fuses=fuses,
+        eager_bytes=eager_bytes or (lambda: partition(joint, overwritten).saved_bytes),
     )
-    again, left = _again(body, halves.read, chosen)
+    saving = savings.choose(problem)
+    again, left = recomputed(saving.body, halves.read, saving.saved)
     uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)
     left = {name: left[name] for name in dict.fromkeys((*uses, *left)) if name in left}
     maker = {proxy.name: item for item in forward for proxy in item.outputs}
@@ -100,8 +112,8 @@ def partition(
     widened: list[BoundSymbol] = []
     saved: list[TensorProxy] = []
     for proxy in left.values():
-        drawn = maker.get(proxy.name)
-        if drawn is not None and prices.narrows(proxy, drawn):
+        if proxy.name in saving.booleans:
+            drawn = maker[proxy.name]
             flags = replace(
                 proxy, name=halves.names.claim(f"{proxy.name}_as_bool"), dtype=torch.bool
             )
@@ -118,7 +130,7 @@ def partition(
             )
             saved.append(flags)
             continue
-        if proxy.name in prices.overwritten:
+        if proxy.name in copied:
             copies[proxy.name] = BoundSymbol(
                 _CLONE, (proxy,), {}, replace(proxy, name=halves.names.fresh())
             )
@@ -132,7 +144,7 @@ def partition(
         bound_symbols=(*(unlinked(item) for item in forward), *copies.values()),
     )
     backward = halves.backward((*widened, *again), tuple(saved))
-    return Partitioned(trace, backward, tuple(saved), tuple(widened), prices)
+    return Partitioned(trace, backward, tuple(saved), tuple(widened), copied, saving.reason)
 
 
 def backward_for(joint: Joint, parts: Partitioned) -> Trace:
@@ -147,7 +159,7 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
         proxy.name for proxy in (*parts.saved, *(p for item in parts.widened for p in item.outputs))
     )
     halves = _Halves(replace(joint, kept=()), known, known)
-    again, missing = _again(halves.forward, halves.read, known)
+    again, missing = recomputed(halves.forward, halves.read, known)
     missing = {name: proxy for name, proxy in missing.items() if name not in known}
     if missing:
         raise NotDifferentiable(
@@ -179,15 +191,20 @@ def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
         value = values.get(proxy.name, proxy)
         made = maker.get(value.name)
         origin = "input" if made is None else f"{made.symbol.name} at {made.source}"
-        reason = _reason(value, made, parts.prices)
+        reason = _reason(value, made, parts)
         if value is not proxy:
             reason += "; its zeros and ones are saved as booleans"
-        alive = made is None and value.name not in parts.prices.overwritten
+        alive = made is None and value.name not in parts.overwritten
         by = tuple(readers[proxy.name].items())
         found.append(
             Saved(value.name, proxy.type_string, bytes_of(proxy), alive, origin, reason, by)
         )
     return tuple(found)
+
+
+def overwritten_values(forward: Iterable[BoundSymbol], inputs: frozenset[str]) -> frozenset[str]:
+    """Return the names of inputs, and of all values that share their storage."""
+    return inputs.union(name for name, first in storages(forward).items() if first in inputs)
 
 
 def _residuals(joint: Joint) -> dict[str, RuleOrigin]:
@@ -206,14 +223,16 @@ def _residuals(joint: Joint) -> dict[str, RuleOrigin]:
     }
 
 
-def _reason(proxy: TensorProxy, item: BoundSymbol | None, prices: Prices) -> str:
-    if proxy.name in prices.overwritten:
+def _reason(proxy: TensorProxy, item: BoundSymbol | None, parts: Partitioned) -> str:
+    if proxy.name in parts.overwritten:
         return "saved as a copy, for the call overwrites it"
-    if proxy.name in prices.residuals and prices.memory == "eager":
-        return f"the rule of {prices.residuals[proxy.name]} keeps it"
-    price = "an input, which takes no more memory" if item is None else prices.again(item)
-    reason = price if isinstance(price, str) else "recomputing costs more"
-    return f"{reason}; it is returned as well" if proxy.name in prices.outputs else reason
+    if item is None:
+        reason = "an input, which takes no more memory"
+    else:
+        reason = parts.reason(proxy, item)
+    outputs = parts.forward.outputs[: len(parts.forward.outputs) - len(parts.saved)]
+    is_returned = any(one.name == proxy.name for one in proxies(outputs))
+    return f"{reason}; it is returned as well" if is_returned else reason
 
 
 class _Halves:
@@ -261,7 +280,7 @@ class _Halves:
         )
 
 
-def _again(
+def recomputed(
     forward: Body, read: Iterable[TensorProxy], saved: Collection[str]
 ) -> tuple[tuple[BoundSymbol, ...], dict[str, TensorProxy]]:
     """Return the forward lines that recompute unsaved values of `read`, and the values that lines and reader take."""
@@ -283,10 +302,6 @@ def _again(
     return tuple(reversed(again)), {
         name: proxy for name, proxy in needed.items() if name not in made
     }
-
-
-def _made(body: Body) -> frozenset[str]:
-    return frozenset(proxy.name for item in body for proxy in item.outputs)
 
 
 def _just_in_time(body: Body) -> Body:

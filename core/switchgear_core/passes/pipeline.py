@@ -17,7 +17,6 @@ from switchgear_core import torch_private as internals
 from switchgear_core.background.background import Job, resettled, settle
 from switchgear_core.background.decisions import decided, note_lines
 from switchgear_core.errors import DataDependent, Unsupported
-from switchgear_core.grad.automatic import partition_as_asked
 from switchgear_core.grad.differentiate import Joint, differentiate
 from switchgear_core.grad.hidden_writes import EAGERS, refuse_hidden_writes
 from switchgear_core.grad.inner_gradients import inner_gradients
@@ -180,7 +179,7 @@ class Training:
 
     def bytes_in_eager(self, selection: Selection) -> int:
         """Return the bytes that eager saves for this backward, without inputs."""
-        joint, overwritten = self.joint, self.parts.prices.overwritten
+        joint, overwritten = self.joint, self.parts.overwritten
         if joint.trace.numbers:  # symbolic sizes are active during compilation alone
             return partition(joint, overwritten).saved_bytes
         with torch.no_grad(), internals.autocast_off():
@@ -228,9 +227,13 @@ def compile_training(
     forward, joint, merged = _differentiated(stages, selection, grad_outputs, hidden=hidden)
     backward = _Stages([*forward.traces])
     start = time.perf_counter()
-    fuses = bool(selection.fusion)
-    eager = partial(_bytes_in_eager, stages, joint, selection, overwritten)
-    parts = partition_as_asked(joint, overwritten, selection.memory, eager, fuses=fuses)
+    parts = partition(
+        joint,
+        overwritten,
+        selection.savings,
+        fuses=bool(selection.fusion),
+        eager_bytes=partial(_bytes_in_eager, stages, joint, selection, overwritten),
+    )
     forward.keep("partition", parts.forward, start)
     backward.keep("partition", parts.backward, start)
     make_forward = LazyProgram(

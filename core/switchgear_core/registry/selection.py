@@ -21,7 +21,6 @@ from switchgear_core.registry.executor import Executor, FusionExecutor, reason_u
 from switchgear_core.registry.fuel import Fuel
 from switchgear_core.registry.hookspecs import OF_THE_CALL, PassPlacement, Stage
 from switchgear_core.registry.isolation import uncaptured
-from switchgear_core.registry.memory import MemoryOption
 from switchgear_core.registry.modes import CompileMode, default_mode
 from switchgear_core.registry.order import (
     ExecutorOptions,
@@ -37,6 +36,7 @@ from switchgear_core.registry.plugins import Plugins
 from switchgear_core.registry.plugins import installed as all_installed
 from switchgear_core.registry.preferences import PerOperator, Preferences, preferences
 from switchgear_core.registry.registry import GradRule, ImplementationEntry, Table, describe
+from switchgear_core.registry.savings import AS_EAGER, Savings
 
 #: Names of executors and rule sources that declined a bound symbol, with reasons, in order; skipped ones come first.
 Reasons: TypeAlias = tuple[tuple[str, str], ...]
@@ -77,8 +77,9 @@ class Selection:
     """The participants of a call of `jit`, and the three decisions about a bound symbol.
 
     `executors` can run here, in the order of asking; `skipped` are the others, with reasons. `passes` come from
-    participating plugins. `memory` is the option of `jit`; `fuel` limits the number of fused regions. `choosers` choose
-    the executors of regions, in this order. `passed_over` are installed and do not participate.
+    participating plugins. `savings` chooses the tensors saved for a backward; `fuel` limits the number of fused
+    regions. `choosers` choose the executors of regions, in this order. `passed_over` are installed and do not
+    participate.
     """
 
     executors: tuple[Executor, ...]
@@ -87,7 +88,7 @@ class Selection:
     passes: tuple[PassPlacement, ...]
     claimants: tuple[Claimant, ...]
     rule_sources: tuple[RuleSource, ...]
-    memory: MemoryOption
+    savings: Savings
     fuel: Fuel
     choosers: tuple[Chooser, ...] = ()
     handlers: Handlers = field(default_factory=Handlers)
@@ -204,7 +205,7 @@ def select(
     *,
     grad_rules: Sequence[Table | str] = (),
     strict: bool = False,
-    memory: MemoryOption = "eager",
+    savings: Savings = AS_EAGER,
     fuel: int | Fuel | None = None,
     features: Sequence[Feature] = (),
     prefer: PerOperator = MappingProxyType({}),
@@ -272,7 +273,7 @@ def select(
         passes=_passes(passes, [one for plugin in taking_part for one in plugin.passes]),
         claimants=claimants,
         rule_sources=tuple(sources),
-        memory=memory,
+        savings=savings,
         fuel=fuel if isinstance(fuel, Fuel) else Fuel(fuel),
         choosers=tuple(choosers) if asked.is_measured else (),
         handlers=Handlers(enabled((*features, *brought), _features_of_others(plugins))),

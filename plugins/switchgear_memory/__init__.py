@@ -1,0 +1,30 @@
+"""The option `memory` of `jit`: the backward recomputes values in place of saving them.
+
+Without this plugin, the values that eager mode saves are saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from switchgear_core.registry.savings import AS_EAGER, Savings
+from switchgear_memory.automatic import AtMost, ByOption, extra
+from switchgear_memory.option import MEMORY, MemoryOption, budget_of, memory_in
+
+__all__ = ["MEMORY", "AtMost", "MemoryOption", "budget_of", "extra", "memory_in", "savings", "switchgear_savings"]
+
+
+def savings(memory: MemoryOption) -> Savings:
+    """Return the choice of saved tensors for a value of the option `memory`.
+
+    Raises:
+        InvalidInput: the value is none of the option's.
+    """
+    budget_of(memory)
+    return AS_EAGER if memory == "eager" else ByOption(memory)
+
+
+def switchgear_savings(settings: Mapping[str, Any]) -> Savings:
+    """Return the choice of saved tensors for the options of one call of `jit`, by their names."""
+    return savings(settings["memory"])
