@@ -1,4 +1,4 @@
-"""Print the size of the packages in `core/` by room, with the limits in `core/budget.toml`.
+"""Print the size of the core and of shipped plugins by room, with the limits in `core/budget.toml`.
 
 The exit status is 1 if a limit is exceeded.
 
@@ -29,6 +29,9 @@ KERNEL = "switchgear_core"
 #: The packages whose functions, files and classes have limits.
 PACKAGES = ("switchgear", KERNEL, "switchgear_frontend", "switchgear_runtime")
 TOOLS = "switchgear_tools"
+PLUGINS = ROOT / "plugins"
+#: The plugins that ship with `switchgear`; executors aside.
+SHIPPED = tuple(sorted(path.parent.name for path in PLUGINS.glob("*/__init__.py")))
 BUDGET = ROOT / "core" / "budget.toml"
 
 _LAYOUT = frozenset(
@@ -67,12 +70,18 @@ def code_tokens(path: Path) -> list[tokenize.TokenInfo]:
 
 def files_of(*packages: str) -> list[Path]:
     """Return the files of some packages."""
-    return sorted(path for package in packages for path in (SOURCE / package).rglob("*.py"))
+    folders = [(PLUGINS if package in SHIPPED else SOURCE) / package for package in packages]
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def inside(path: Path) -> Path:
+    """Return the path of a file from the folder that its package lies in."""
+    return path.relative_to(PLUGINS if path.is_relative_to(PLUGINS) else SOURCE)
 
 
 def room_of(path: Path) -> str:
     """Return the room of a file: a folder of the core, or the package."""
-    package, *folders = path.relative_to(SOURCE).parts[:-1]
+    package, *folders = inside(path).parts[:-1]
     return f"{package}/{folders[0]}" if package == KERNEL and folders else package
 
 
@@ -82,7 +91,7 @@ def measure(paths: list[Path]) -> Size:
     for path in paths:
         tokens = code_tokens(path)
         lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
-        name = path.relative_to(SOURCE).as_posix()
+        name = inside(path).as_posix()
         size.files[name] = len(lines)
         size.lines += len(lines)
         size.tokens += len(tokens)
@@ -132,13 +141,13 @@ def report() -> list[str]:
     budget = tomllib.loads(BUDGET.read_text())
     goal, limits, exceptions = budget["goal"], budget["limits"], budget["exceptions"]
     folders: dict[str, list[Path]] = defaultdict(list)
-    for path in files_of(*PACKAGES, TOOLS):
+    for path in files_of(*PACKAGES, TOOLS, *SHIPPED):
         folders[room_of(path)].append(path)
     over: list[str] = []
     total, kernel, everything = (
         measure(files_of(*PACKAGES)),
         measure(files_of(KERNEL)),
-        measure(files_of(*PACKAGES, TOOLS)),
+        measure(files_of(*PACKAGES, TOOLS, *SHIPPED)),
     )
     print(f"{'room':<32}{'lines':>8}{'budget':>8}{'left':>8}{'tokens/line':>14}")
     for name, paths in sorted(folders.items()):

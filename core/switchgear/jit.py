@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, Unpack, overload
 
 import torch
-from switchgear_memory import MemoryOption, savings
 from torch import nn
 
 from switchgear.options import Defaults, FallbackTo, Options, check_options, with_defaults
@@ -33,6 +32,7 @@ from switchgear_core.registry.selection import select
 from switchgear_core.showing import Listing
 from switchgear_core.torch_private.names import warn_if_untested
 from switchgear_frontend.features import BUILT_IN
+from switchgear_memory import MemoryOption, savings
 from switchgear_runtime.compiler import Compiler
 from switchgear_runtime.entry import Entry
 from switchgear_runtime.jitted import (

@@ -13,8 +13,6 @@ from contextvars import ContextVar
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack, get_args
 
-from switchgear_memory import MemoryOption, budget_of, memory_in
-
 from switchgear_core.errors import InvalidInput, did_you_mean, warn_once
 from switchgear_core.record.sizes import Dynamic, is_dynamic
 from switchgear_core.registry.fuel import Fuel
@@ -24,6 +22,7 @@ from switchgear_core.registry.order import ExecutorOptions, Executors, order
 from switchgear_core.registry.plugins import installed
 from switchgear_core.registry.preferences import PerOperator
 from switchgear_core.registry.registry import Table
+from switchgear_memory import MemoryOption, budget_of, memory_in
 
 #: The fate of a call that cannot be captured.
 FallbackTo: TypeAlias = Literal["split", "eager", "error"]

@@ -13,10 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from highspy import Highs, HighsStatus
-from switchgear_memory import budget_of, memory_in
-from switchgear_memory.budget import Budget, within
-from switchgear_memory.costs import cost
-from switchgear_memory.prices import Prices
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -25,6 +21,10 @@ from benchmarks.memory import measure
 from switchgear.errors import InvalidInput
 from switchgear_core.ir.aliasing import is_view
 from switchgear_core.ir.symbol import RECOMPUTED
+from switchgear_memory import budget_of, memory_in
+from switchgear_memory.budget import Budget, within
+from switchgear_memory.costs import cost
+from switchgear_memory.prices import Prices
 from tests.core.training import Kernel, backward, executor, leaf, lines
 from tests.oracle import assert_same, assert_trains_as_eager, step
 
