@@ -16,8 +16,7 @@ from switchgear.options import Defaults, FallbackTo, Options, check_options, wit
 from switchgear_core import torch_private as internals
 from switchgear_core.background.decisions import opened
 from switchgear_core.errors import InvalidInput, SwitchgearError
-from switchgear_core.grad.partition import saved_values
-from switchgear_core.ir.choice import Choices, Saved
+from switchgear_core.ir.choice import Choices
 from switchgear_core.ir.trace import Trace
 from switchgear_core.passes.stages import Stages
 from switchgear_core.record.sizes import Dynamic
@@ -43,6 +42,7 @@ from switchgear_runtime.jitted import (
     R,
     jitted_module,
 )
+from switchgear_runtime.saved import Saved, saved_values
 from switchgear_runtime.split import graph_runner
 
 

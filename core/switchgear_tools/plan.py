@@ -7,11 +7,13 @@ from typing import Any
 
 from switchgear_core.errors import InvalidInput
 from switchgear_core.grad.partition import Partitioned, partition
+from switchgear_core.ir.symbol import RECOMPUTED
 from switchgear_core.registry.savings import AS_EAGER
 from switchgear_core.showing import Shown
 from switchgear_runtime.fallback import Fallback
 from switchgear_tools.before_call import compiler_for, undecided
 from switchgear_tools.columns import aligned
+from switchgear_tools.entries import bytes_in_eager
 from switchgear_tools.lifetimes import peak
 
 #: The planned budgets, next to the smallest possible.
@@ -92,11 +94,12 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
     training = entry.bridge.training
     joint, overwritten = training.joint, training.parts.overwritten
     fuses = bool(selection.fusion)
-    eager = training.bytes_in_eager(selection)
+    eager = bytes_in_eager(entry, selection)
 
     def point(budget: float) -> PlannedMemory:
-        parts = partition(joint, overwritten, AtMost(int(budget * eager)), fuses=fuses)
-        longer = extra(joint.trace, parts.again, fuses=fuses)
+        parts = partition(joint, overwritten, AtMost(int(budget * eager)), fuses)
+        again = [item for item in parts.backward.bound_symbols if RECOMPUTED in item.tags]
+        longer = extra(joint.trace, again, fuses=fuses)
         return PlannedMemory(budget, parts.saved_bytes, _peak(parts), longer)
 
     return Plan(eager, tuple(map(point, (*_PARTS, 0.0))))

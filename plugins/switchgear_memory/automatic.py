@@ -9,19 +9,23 @@ solution is chosen. "lean" is a budget, too: half of the bytes of "balanced", or
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 
+import torch
+
 from switchgear_core.errors import InvalidInput
 from switchgear_core.grad.partition import recomputed
+from switchgear_core.grad.recompute import links_again
 from switchgear_core.ir.dead_code import live
-from switchgear_core.ir.symbol import RECOMPUTED, BoundSymbol
+from switchgear_core.ir.proxy import TensorProxy, bytes_of
+from switchgear_core.ir.symbol import RECOMPUTED, BoundSymbol, proxies
 from switchgear_core.ir.trace import Trace
 from switchgear_core.registry.savings import AS_EAGER, Body, Problem, Saving
 from switchgear_memory.budget import Budget, within
 from switchgear_memory.costs import cost
-from switchgear_memory.normalisations import with_statistics
+from switchgear_memory.normalisations import CAST, with_statistics
 from switchgear_memory.option import MemoryOption, budget_of
 from switchgear_memory.prices import Prices, to_save
 
@@ -109,6 +113,7 @@ class _Solver:
     """Solutions of one problem; with executors that fuse, at the prices of fused lines."""
 
     problem: Problem
+    flags: dict[str, TensorProxy] = field(default_factory=dict)
 
     @cached_property
     def body(self) -> Body:
@@ -144,17 +149,25 @@ class _Solver:
         return self._priced(self.body, prices, saved)
 
     def _priced(self, body: Body, prices: Prices, saved: frozenset[str]) -> _Solution:
-        booleans = frozenset(one.name for item in body for one in item.outputs if prices.narrows(one, item))
-        return self._solution(Saving(saved, body, prices.reason, booleans))
+        lines = {one.name: item for item in body for one in item.outputs if prices.narrows(one, item)}
+        packed = {name: self._packed(lines[name]) for name in saved & lines.keys()}
+        return self._solution(Saving(saved, body, prices.reason, packed))
+
+    def _packed(self, line: BoundSymbol) -> tuple[BoundSymbol, BoundSymbol]:
+        """Return the lines that save zeros and ones as booleans, and restore them."""
+        (drawn,) = line.outputs
+        if drawn.name not in self.flags:
+            name = self.problem.names.claim(f"{drawn.name}_as_bool")
+            self.flags[drawn.name] = replace(drawn, name=name, dtype=torch.bool)
+        flags = self.flags[drawn.name]
+        unpack = BoundSymbol(CAST, (flags,), {"dtype": drawn.dtype}, drawn, source=line.source, links=links_again(line))
+        return BoundSymbol(CAST, (drawn,), {"dtype": torch.bool}, flags), unpack
 
     def _solution(self, saving: Saving) -> _Solution:
         problem = self.problem
         again, values = recomputed(saving.body, problem.read, saving.saved)
-        lines = live((*again, *problem.later), problem.grads)
+        lines = live((*again, *problem.later), proxies(problem.trace.outputs[problem.count :]))
         alive = {proxy.name for proxy in problem.trace.inputs} - problem.overwritten
-        sizes = [
-            proxy.bytes // (proxy.dtype.itemsize if name in saving.booleans else 1)
-            for name, proxy in values.items()
-            if name not in alive
-        ]
-        return _Solution(saving, sum(sizes), tuple([item for item in lines if RECOMPUTED in item.tags]))
+        packed = {name: unpack.inputs[0] for name, (_, unpack) in saving.packed.items()}
+        size = bytes_of(*(packed.get(name, proxy) for name, proxy in values.items() if name not in alive))
+        return _Solution(saving, size, tuple([item for item in lines if RECOMPUTED in item.tags]))

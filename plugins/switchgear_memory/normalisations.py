@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import torch
 
-from switchgear_core.grad.partition import CAST
 from switchgear_core.grad.recompute import links_again
 from switchgear_core.grad.sweep import ADD
 from switchgear_core.ir.proxy import TensorProxy
@@ -26,6 +25,7 @@ _BATCH_NORM = _aten._native_batch_norm_legit_functional.default
 _BATCH_NORMS = (_BATCH_NORM, _aten._batch_norm_with_update_functional.default)
 _SUB = Symbol("aten.sub.Tensor", _aten.sub.Tensor)
 _MUL = Symbol("aten.mul.Tensor", _aten.mul.Tensor)
+CAST = Symbol("aten._to_copy.default", _aten._to_copy.default)
 _VIEW = Symbol("aten.view.default", _aten.view.default)
 
 

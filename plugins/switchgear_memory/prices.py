@@ -18,7 +18,7 @@ from switchgear_core.ir.aliasing import is_view
 from switchgear_core.ir.composites import leaves_of
 from switchgear_core.ir.proxy import TensorProxy, bytes_of, is_dense
 from switchgear_core.ir.purity import is_pure
-from switchgear_core.ir.symbol import BoundSymbol, region_of
+from switchgear_core.ir.symbol import BoundSymbol, proxies, region_of
 from switchgear_core.ir.writes import DRAW_BERNOULLI
 from switchgear_core.registry.savings import Body, Problem
 from switchgear_memory.costs import cost, is_a_pass, weight_of
@@ -51,8 +51,9 @@ class Prices:
     @classmethod
     def of(cls, problem: Problem, body: Body, *, fused: bool, is_budget: bool = False) -> Prices:
         """Return the prices of a problem, where the lines of `body` may run again."""
+        returned = frozenset(proxy.name for proxy in proxies(problem.trace.outputs[: problem.count]))
         transient = _names(body) - _names(problem.forward)
-        return cls(fused, problem.returned, problem.overwritten, is_budget, transient)
+        return cls(fused, returned, problem.overwritten, is_budget, transient)
 
     def saving(self, proxy: TensorProxy, maker: BoundSymbol | None) -> int | None:
         """Return the price of saving a value; None if impossible, or if its base is saved instead."""
@@ -79,10 +80,11 @@ class Prices:
         may_narrow = maker.symbol.fn in _COINS and proxy.name not in self.returned
         return may_narrow and proxy.dtype.itemsize > 1 and not proxy.requires_grad and is_dense(proxy)
 
-    def reason(self, _: TensorProxy, maker: BoundSymbol) -> str:
+    def reason(self, proxy: TensorProxy, maker: BoundSymbol) -> str:
         """Return why a value is saved."""
         price = self.again(maker)
-        return price if isinstance(price, str) else "recomputing costs more"
+        reason = price if isinstance(price, str) else "recomputing costs more"
+        return f"{reason}; its zeros and ones are saved as booleans" if self.narrows(proxy, maker) else reason
 
     def again(self, item: BoundSymbol) -> int | str:
         """Return the price of running a bound symbol again, or the reason against it."""

@@ -6,7 +6,6 @@ overwrites is saved as a copy, and so is an input in the same storage, because b
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
@@ -16,9 +15,8 @@ from switchgear_core.errors import NotDifferentiable
 from switchgear_core.grad.differentiate import Joint
 from switchgear_core.grad.recompute import links_again, recompute
 from switchgear_core.ir.aliasing import is_view, storages
-from switchgear_core.ir.choice import Saved
 from switchgear_core.ir.dead_code import live
-from switchgear_core.ir.proxy import NumberProxy, TensorProxy, bytes_of
+from switchgear_core.ir.proxy import NumberProxy, TensorProxy
 from switchgear_core.ir.symbol import (
     BACKWARD,
     INNER_GRADIENT,
@@ -33,7 +31,6 @@ from switchgear_core.ir.symbol import (
 from switchgear_core.ir.trace import Names, Trace, names_of
 from switchgear_core.registry.savings import AS_EAGER, Body, Problem, Savings
 
-CAST = Symbol("aten._to_copy.default", torch.ops.aten._to_copy.default)
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
 #: Rules that choose their residuals; with a transform, the forward part is unknown.
 _CHOOSING = frozenset({"augmented", "pullback"})
@@ -43,14 +40,14 @@ _CHOOSING = frozenset({"augmented", "pullback"})
 class Partitioned:
     """`forward` returns its outputs and then `saved`, some as copies; `backward` takes `saved` and the grad outputs.
 
-    Numbers are no tensors: fixed sizes are constants of the backward, symbolic sizes further inputs. `widened` are
-    lines that restore zeros and ones saved as booleans. `overwritten` names the values that are saved as copies.
+    Numbers are no tensors: fixed sizes are constants of the backward, symbolic sizes further inputs. `unpacked` are
+    lines that restore values saved in another form. `overwritten` names the values that are saved as copies.
     """
 
     forward: Trace
     backward: Trace
     saved: tuple[TensorProxy, ...]
-    widened: tuple[BoundSymbol, ...]
+    unpacked: tuple[BoundSymbol, ...]
     overwritten: frozenset[str]
     #: Returns why a value is saved, from the value and its line.
     reason: Callable[[TensorProxy, BoundSymbol], str]
@@ -61,17 +58,11 @@ class Partitioned:
         alive = {proxy.name for proxy in self.forward.inputs} - self.overwritten
         return sum(proxy.bytes for proxy in self.saved if proxy.name not in alive)
 
-    @property
-    def again(self) -> tuple[BoundSymbol, ...]:
-        """The lines of the backward that are recomputed."""
-        return tuple(item for item in self.backward.bound_symbols if RECOMPUTED in item.tags)
-
 
 def partition(
     joint: Joint,
     overwritten: frozenset[str] = frozenset(),
     savings: Savings = AS_EAGER,
-    *,
     fuses: bool = False,
     eager_bytes: Callable[[], int] | None = None,
 ) -> Partitioned:
@@ -94,9 +85,8 @@ def partition(
         trace=joint.trace,
         forward=forward,
         later=halves.later,
-        grads=tuple(proxies(halves.grads)),
+        count=joint.count,
         read=halves.read,
-        returned=frozenset(proxy.name for proxy in proxies(outputs)),
         overwritten=copied,
         residuals=residuals,
         names=halves.names,
@@ -107,33 +97,17 @@ def partition(
     again, left = recomputed(saving.body, halves.read, saving.saved)
     uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)
     left = {name: left[name] for name in dict.fromkeys((*uses, *left)) if name in left}
-    maker = {proxy.name: item for item in forward for proxy in item.outputs}
     copies: dict[str, BoundSymbol] = {}
-    widened: list[BoundSymbol] = []
+    unpacked: list[BoundSymbol] = []
     saved: list[TensorProxy] = []
     for proxy in left.values():
-        if proxy.name in saving.booleans:
-            drawn = maker[proxy.name]
-            flags = replace(
-                proxy, name=halves.names.claim(f"{proxy.name}_as_bool"), dtype=torch.bool
-            )
-            copies[proxy.name] = BoundSymbol(CAST, (proxy,), {"dtype": torch.bool}, flags)
-            widened.append(
-                BoundSymbol(
-                    CAST,
-                    (flags,),
-                    {"dtype": proxy.dtype},
-                    proxy,
-                    source=drawn.source,
-                    links=links_again(drawn),
-                )
-            )
-            saved.append(flags)
-            continue
-        if proxy.name in copied:
-            copies[proxy.name] = BoundSymbol(
-                _CLONE, (proxy,), {}, replace(proxy, name=halves.names.fresh())
-            )
+        if proxy.name in saving.packed:
+            copies[proxy.name], unpack = saving.packed[proxy.name]
+            unpacked.append(unpack)
+            (proxy,) = unpack.inputs
+        elif proxy.name in copied:
+            twin = replace(proxy, name=halves.names.fresh())
+            copies[proxy.name] = BoundSymbol(_CLONE, (proxy,), {}, twin)
         saved.append(proxy)
     kept = (copies[proxy.name].output if proxy.name in copies else proxy for proxy in left.values())
     trace = replace(
@@ -143,8 +117,8 @@ def partition(
         outputs=(*outputs, *kept),
         bound_symbols=(*(unlinked(item) for item in forward), *copies.values()),
     )
-    backward = halves.backward((*widened, *again), tuple(saved))
-    return Partitioned(trace, backward, tuple(saved), tuple(widened), copied, saving.reason)
+    backward = halves.backward((*unpacked, *again), tuple(saved))
+    return Partitioned(trace, backward, tuple(saved), tuple(unpacked), copied, saving.reason)
 
 
 def backward_for(joint: Joint, parts: Partitioned) -> Trace:
@@ -156,7 +130,8 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
         NotDifferentiable: a value can be neither read nor recomputed.
     """
     known = frozenset(
-        proxy.name for proxy in (*parts.saved, *(p for item in parts.widened for p in item.outputs))
+        proxy.name
+        for proxy in (*parts.saved, *(p for item in parts.unpacked for p in item.outputs))
     )
     halves = _Halves(replace(joint, kept=()), known, known)
     again, missing = recomputed(halves.forward, halves.read, known)
@@ -170,36 +145,8 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
     # a line recomputed for one of its results computes the others too
     twice = {proxy.name for item in again for proxy in item.outputs if proxy.name in known}
     saved = [replace(p, name=halves.names.fresh()) if p.name in twice else p for p in parts.saved]
-    widened = [item for item in parts.widened if item.outputs[0].name not in twice]
-    return halves.backward((*widened, *again), tuple(saved))
-
-
-def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
-    """Return the saved tensors of a forward, with reasons and readers in the backward."""
-    maker = {proxy.name: item for item in parts.forward.bound_symbols for proxy in item.outputs}
-    readers: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for item in parts.backward.bound_symbols:
-        for name in {proxy.name for proxy in item.inputs}:
-            readers[name][
-                item.symbol.name + (" (recomputed)" if RECOMPUTED in item.tags else "")
-            ] += 1
-    values = {item.inputs[0].name: item.outputs[0] for item in parts.widened}
-    for item in parts.widened:
-        readers[item.inputs[0].name] = readers[item.outputs[0].name]
-    found = []
-    for proxy in parts.saved:
-        value = values.get(proxy.name, proxy)
-        made = maker.get(value.name)
-        origin = "input" if made is None else f"{made.symbol.name} at {made.source}"
-        reason = _reason(value, made, parts)
-        if value is not proxy:
-            reason += "; its zeros and ones are saved as booleans"
-        alive = made is None and value.name not in parts.overwritten
-        by = tuple(readers[proxy.name].items())
-        found.append(
-            Saved(value.name, proxy.type_string, bytes_of(proxy), alive, origin, reason, by)
-        )
-    return tuple(found)
+    unpacked = [item for item in parts.unpacked if item.outputs[0].name not in twice]
+    return halves.backward((*unpacked, *again), tuple(saved))
 
 
 def overwritten_values(forward: Iterable[BoundSymbol], inputs: frozenset[str]) -> frozenset[str]:
@@ -221,18 +168,6 @@ def _residuals(joint: Joint) -> dict[str, RuleOrigin]:
         for proxy in item.inputs
         if proxy.name in made
     }
-
-
-def _reason(proxy: TensorProxy, item: BoundSymbol | None, parts: Partitioned) -> str:
-    if proxy.name in parts.overwritten:
-        return "saved as a copy, for the call overwrites it"
-    if item is None:
-        reason = "an input, which takes no more memory"
-    else:
-        reason = parts.reason(proxy, item)
-    outputs = parts.forward.outputs[: len(parts.forward.outputs) - len(parts.saved)]
-    is_returned = any(one.name == proxy.name for one in proxies(outputs))
-    return f"{reason}; it is returned as well" if is_returned else reason
 
 
 class _Halves:

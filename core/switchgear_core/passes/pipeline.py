@@ -177,14 +177,6 @@ class Training:
             merged=merged,
         )
 
-    def bytes_in_eager(self, selection: Selection) -> int:
-        """Return the bytes that eager saves for this backward, without inputs."""
-        joint, overwritten = self.joint, self.parts.overwritten
-        if joint.trace.numbers:  # symbolic sizes are active during compilation alone
-            return partition(joint, overwritten).saved_bytes
-        with torch.no_grad(), internals.autocast_off():
-            return compiles(_bytes_in_eager)((self.prepared,), joint, selection, overwritten)
-
     @property
     def forward(self) -> Program:
         """The most recent forward."""
@@ -227,13 +219,8 @@ def compile_training(
     forward, joint, merged = _differentiated(stages, selection, grad_outputs, hidden=hidden)
     backward = _Stages([*forward.traces])
     start = time.perf_counter()
-    parts = partition(
-        joint,
-        overwritten,
-        selection.savings,
-        fuses=bool(selection.fusion),
-        eager_bytes=partial(_bytes_in_eager, stages, joint, selection, overwritten),
-    )
+    eager = partial(bytes_in_eager, stages, joint, selection, overwritten)
+    parts = partition(joint, overwritten, selection.savings, bool(selection.fusion), eager)
     forward.keep("partition", parts.forward, start)
     backward.keep("partition", parts.backward, start)
     make_forward = LazyProgram(
@@ -252,7 +239,7 @@ def compile_training(
     return Training(make_forward, later, parts, inner, stages[-1], joint, merged)
 
 
-def _bytes_in_eager(
+def bytes_in_eager(
     stages: tuple[Trace, ...], joint: Joint, selection: Selection, overwritten: frozenset[str]
 ) -> int:
     """Return the bytes that PyTorch's own formulas save; rules of plugins may save more or less."""

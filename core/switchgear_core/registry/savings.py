@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -26,9 +26,9 @@ class Problem:
     Attributes:
         trace: the joint trace; its inputs are alive during the backward.
         forward: the lines of the forward.
-        later: the lines of the backward, which give the gradients `grads`.
+        later: the lines of the backward.
+        count: the number of the forward's outputs; the other outputs of the joint trace are gradients.
         read: the values of the forward, inputs included, that the backward reads.
-        returned: the names of the forward's results, which the caller may hold anyway.
         overwritten: the names of the values that are saved as copies, because the call overwrites them.
         residuals: the values that grad rules chose to save, by name, with the rules.
         names: the source of names for new values.
@@ -39,9 +39,8 @@ class Problem:
     trace: Trace
     forward: Body
     later: Body
-    grads: tuple[TensorProxy, ...]
+    count: int
     read: tuple[TensorProxy, ...]
-    returned: frozenset[str]
     overwritten: frozenset[str]
     residuals: Mapping[str, RuleOrigin]
     names: Names
@@ -57,13 +56,13 @@ class Saving:
         saved: the names of the saved values. Random numbers are among them.
         body: the lines that recompute; they compute all values of the forward.
         reason: returns why a value is saved, from the value and the line that computes it.
-        booleans: the names of values that hold only zeros and ones, and are saved as booleans.
+        packed: for a value saved in another form, by name, the line that packs it and the line that unpacks it.
     """
 
     saved: frozenset[str]
     body: Body
     reason: Callable[[TensorProxy, BoundSymbol], str]
-    booleans: frozenset[str] = frozenset()
+    packed: Mapping[str, tuple[BoundSymbol, BoundSymbol]] = field(default_factory=dict)
 
 
 class Savings(Protocol):
