@@ -17,7 +17,7 @@ import torch
 import switchgear as sg
 from benchmarks.workloads import Function, Mode, Task
 from switchgear.errors import ExecutorUnavailable, UnknownExecutor
-from switchgear_core.registry.memory import MEMORY
+from switchgear_memory import MEMORY
 
 
 @dataclass(frozen=True, slots=True)

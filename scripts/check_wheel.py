@@ -19,7 +19,7 @@ from scripts import core_size
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Projects by the folders of the repository, the core first.
-PROJECTS = ("core", ".", *sorted(f"plugins/{path.name}" for path in (ROOT / "plugins").iterdir() if path.is_dir()))
+PROJECTS = ("core", ".", *sorted(f"plugins/{path.parent.name}" for path in ROOT.glob("plugins/*/pyproject.toml")))
 #: Folders of the repository in each wheel, by their place in the wheel.
 CONTENT = {
     "switchgear_core": {
@@ -28,9 +28,9 @@ CONTENT = {
         "switchgear_tools/testing/example": "plugins/switchgear-example",
     },
     "switchgear": {
-        path.name: f"executors/{path.name}"
-        for path in (ROOT / "executors").iterdir()
-        if path.is_dir() and path.name != "switchgear_torch"
+        path.parent.name: path.parent.relative_to(ROOT).as_posix()
+        for path in (*ROOT.glob("executors/*/__init__.py"), *ROOT.glob("plugins/*/__init__.py"))
+        if path.parent.name != "switchgear_torch"
     },
 }
 

@@ -1,4 +1,4 @@
-"""Print the size of the packages in `core/` by room, with the limits in `core/budget.toml`.
+"""Print the size of the core and of shipped plugins by room, with the limits in `core/budget.toml`.
 
 The exit status is 1 if a limit is exceeded.
 

@@ -319,7 +319,7 @@ def outcome(step: Step, options: argparse.Namespace, log: IO[str]) -> Outcome:
     say(step.name)
     log.write(f"=== {step.name}: {shlex.join(step.command)}\n")
     # the code is always the checkout's; the entry points are the installed ones
-    paths = [str(ROOT / "core"), str(ROOT / "executors"), str(options.site)]
+    paths = [*(str(ROOT / name) for name in ("core", "executors", "plugins")), str(options.site)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     environment.pop("LD_BIND_NOW", None)  # nvFuser has to be bound lazily
     start, said = time.monotonic(), []

@@ -30,10 +30,14 @@ from typing import Any
 
 import pytest
 
-from scripts.core_size import PACKAGES
+from scripts.core_size import PACKAGES, SHIPPED
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = (*(f"core/{name}" for name in PACKAGES), "executors/switchgear_torch")
+SOURCES = (
+    *(f"core/{name}" for name in PACKAGES),
+    *(f"plugins/{name}" for name in SHIPPED),
+    "executors/switchgear_torch",
+)
 
 #: Variables that name the active mutant, and the folder for the recording.
 ACTIVE, RECORD = "SWITCHGEAR_MUTANT", "SWITCHGEAR_MUTANTS_RECORD"
@@ -304,7 +308,7 @@ class Copy:
             path.write_text(switched(file, path.read_text(), mutants))
         (self.folder / "core/switchgear/mutation_switch.py").write_text(_SWITCH)
         self._environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(str(self.folder / part) for part in ("core", "executors", ".")),
+            "PYTHONPATH": os.pathsep.join(str(self.folder / part) for part in ("core", "executors", "plugins", ".")),
             "OMP_NUM_THREADS": "1",
             "XDG_CACHE_HOME": str(folder / "cache"),
             "TMPDIR": str(folder),

@@ -212,4 +212,4 @@ def test_steps_see_the_checkout_and_what_was_unpacked(
     as_python(monkeypatch, machine=see, tests=suite(1, 0, 0))
     assert script.main(["run", str(packed), str(tmp_path / "report"), "--site", str(tmp_path / "site")]) == 0
     said = json.loads((tmp_path / "report/report.json").read_text())["steps"][0]["said"]
-    assert said == [f"{ROOT}/core:{ROOT}/executors:{tmp_path}/site", "None", str(ROOT)]
+    assert said == [f"{ROOT}/core:{ROOT}/executors:{ROOT}/plugins:{tmp_path}/site", "None", str(ROOT)]

@@ -5,8 +5,9 @@ A node of Switchgear costs more than such an operator.
 
 from __future__ import annotations
 
+from switchgear_core.background.background import may_have_regions
+
 from switchgear_core.passes.programs import Training
-from switchgear_core.regions.fuse import may_have_regions
 from switchgear_core.registry.selection import Selection
 from switchgear_runtime.checking import is_never_blamed
 from switchgear_runtime.execution import is_pytorch, lines_of
@@ -15,18 +16,16 @@ from switchgear_runtime.execution import is_pytorch, lines_of
 def is_one_operator(training: Training, selection: Selection) -> bool:
     """Check whether the forward is one PyTorch operator, and the backward PyTorch's own formula and kernels.
 
-    Conditions: no plugin adds a rule, a region or an effective pass, and neither `check` nor `memory` is set.
+    Conditions: no plugin adds a rule, a region or an effective pass, eager mode's tensors are saved, and `check` is not
+    set.
     """
     rules = [choice.owner for choice in training.joint.choices if choice.owner != "decomposition"]
     forward = lines_of(training.forward)
-    if (
-        rules != ["derived"]
-        or len(forward) != 1
-        or selection.check
-        or selection.settings.get("memory", "auto") != "auto"
-    ):
+    if rules != ["derived"] or len(forward) != 1 or selection.check:
         return False
-    if training.parts.prices.overwritten:  # PyTorch has no formula for the substitute of `copy_`
+    if not selection.savings.is_eager_unfused:
+        return False
+    if training.parts.overwritten:  # PyTorch has no formula for the substitute of `copy_`
         return False
     # otherwise there may be a region, which takes long to compile, perhaps in vain
     if may_have_regions(training.parts.backward, selection):

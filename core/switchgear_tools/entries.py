@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from switchgear_core.grad.partition import saved_values
-from switchgear_core.ir.choice import Saved
+import torch
+
+from switchgear_core import torch_private as internals
+from switchgear_core.grad.partition import partition
+from switchgear_core.passes import programs
 from switchgear_core.passes.pipeline import Program
+from switchgear_core.record.lock import compiles
 from switchgear_core.record.signature import HeldNumber
 from switchgear_core.registry.selection import Selection
 from switchgear_runtime.entry import Entry
+from switchgear_runtime.saved import Saved, saved_values
 from switchgear_tools.facts import ExplainedProgram, regions_of
 from switchgear_tools.lifetimes import peak
 
@@ -46,7 +51,16 @@ def saved_by(entry: Entry) -> tuple[Saved, ...]:
 
 def bytes_in_eager(entry: Entry, selection: Selection) -> int:
     """Return the bytes that eager mode saves for the same backward, without inputs."""
-    return 0 if entry.bridge is None else entry.bridge.training.bytes_in_eager(selection)
+    if entry.bridge is None:
+        return 0
+    training = entry.bridge.training
+    joint, overwritten = training.joint, training.parts.overwritten
+    if joint.trace.numbers:  # symbolic sizes are active during compilation alone
+        return partition(joint, overwritten).saved_bytes
+    with torch.no_grad(), internals.autocast_off():
+        return compiles(programs.bytes_in_eager)(
+            (training.prepared,), joint, selection, overwritten
+        )
 
 
 def sizes_of(entry: Entry) -> Iterator[str]:

@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from switchgear_core.errors import InvalidInput
-from switchgear_core.grad.automatic import extra, fastest, within_budget
-from switchgear_core.grad.partition import Partitioned
+from switchgear_core.grad.partition import Partitioned, partition
+from switchgear_core.ir.symbol import RECOMPUTED
+from switchgear_core.registry.savings import AS_EAGER
 from switchgear_core.showing import Shown
 from switchgear_runtime.fallback import Fallback
 from switchgear_tools.before_call import compiler_for, undecided
 from switchgear_tools.columns import aligned
+from switchgear_tools.entries import bytes_in_eager
 from switchgear_tools.lifetimes import peak
 
 #: The planned budgets, next to the smallest possible.
@@ -73,31 +75,36 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
         For each budget the saved bytes, the peak in bytes, and the estimated time.
 
     Raises:
-        InvalidInput: the call falls back, so there is no plan.
+        InvalidInput: the call falls back, so there is no plan; or the plugin of budgets is not installed.
         RuleError: a plugin raises; likewise other errors of plugins.
     """
+    try:
+        from switchgear_memory import AtMost, extra  # noqa: PLC0415 - a plugin, which may be missing
+    except ImportError as error:
+        raise InvalidInput(
+            "sg.plan needs the plugin switchgear_memory: pip install switchgear"
+        ) from error
     compiler = compiler_for(function)
-    selection = undecided(compiler.selection, [])
-    selection = replace(selection, settings={**selection.settings, "memory": "eager"})
+    selection = replace(undecided(compiler.selection, []), savings=AS_EAGER)
     entry = compiler.examined(selection, args, kwargs)
     if isinstance(entry, Fallback):
         raise InvalidInput(f"there is no plan of a call that is not compiled as a whole: {entry}")
     if entry.bridge is None:
         return Plan(0, ())
     training = entry.bridge.training
-    joint, overwritten = training.joint, training.parts.prices.overwritten
+    joint, overwritten = training.joint, training.parts.overwritten
     fuses = bool(selection.fusion)
-    eager = training.bytes_in_eager(selection)
-    baseline = fastest(joint, overwritten, fuses=fuses)
+    eager = bytes_in_eager(entry, selection)
 
     def point(budget: float) -> PlannedMemory:
-        parts = within_budget(baseline, joint, overwritten, int(budget * eager), fuses=fuses)
-        longer = extra(joint, parts, fuses=fuses)
+        parts = partition(joint, overwritten, AtMost(int(budget * eager)), fuses)
+        again = [item for item in parts.backward.bound_symbols if RECOMPUTED in item.tags]
+        longer = extra(joint.trace, again, fuses=fuses)
         return PlannedMemory(budget, parts.saved_bytes, _peak(parts), longer)
 
     return Plan(eager, tuple(map(point, (*_PARTS, 0.0))))
 
 
 def _peak(parts: Partitioned) -> int:
-    alive = {proxy.name for proxy in parts.forward.inputs} - parts.prices.overwritten
+    alive = {proxy.name for proxy in parts.forward.inputs} - parts.overwritten
     return peak(parts.backward, alive)

@@ -110,7 +110,7 @@ def test_a_call_that_falls_back() -> None:
 def test_a_function_is_examined_with_the_defaults() -> None:
     with sg.defaults(executors=["torch"], memory="lean"):
         found = sg.explain(lambda x: torch.sin(torch.exp(x)).sum(), X.clone().requires_grad_())
-    assert found.facts.selection.settings["memory"] == "lean"
+    assert found.facts.selection.savings.option == "lean"
     assert found.facts.saved_bytes == 0
     assert [program.kind for program in found.facts.programs] == ["forward", "backward"]
 

@@ -167,7 +167,7 @@ def test_values_that_mean_nothing(options: Any, message: str) -> None:
 
 
 def memory(jitted: Any) -> str:
-    return str(compiler_of(jitted).selection.settings["memory"])
+    return str(compiler_of(jitted).selection.savings.option)
 
 
 def test_defaults_hold_in_their_block() -> None:

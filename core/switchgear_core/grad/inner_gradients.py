@@ -16,10 +16,10 @@ from switchgear_core import torch_private as internals
 from switchgear_core.errors import SwitchgearError, Unsupported
 from switchgear_core.grad.differentiate import Forward
 from switchgear_core.grad.partition import unlinked
-from switchgear_core.grad.sweep import Linear, is_dense, linked, sweep
+from switchgear_core.grad.sweep import Linear, linked, sweep
 from switchgear_core.ir.choice import Choice
 from switchgear_core.ir.dead_code import dead_code
-from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.proxy import TensorProxy, is_dense
 from switchgear_core.ir.symbol import (
     BACKWARD,
     INNER_GRADIENT,

@@ -6,22 +6,17 @@ overwrites is saved as a copy, and so is an input in the same storage, because b
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from switchgear_core.errors import NotDifferentiable
-from switchgear_core.grad.budget import Budget, within
-from switchgear_core.grad.costs import is_view
 from switchgear_core.grad.differentiate import Joint
-from switchgear_core.grad.normalisations import CAST, with_statistics
-from switchgear_core.grad.recompute import Body, links_again, recompute
-from switchgear_core.grad.saving import Prices, overwritten_values, to_save
-from switchgear_core.ir.choice import Saved
+from switchgear_core.grad.recompute import links_again, recompute
+from switchgear_core.ir.aliasing import is_view, storages
 from switchgear_core.ir.dead_code import live
-from switchgear_core.ir.proxy import NumberProxy, TensorProxy, bytes_of
+from switchgear_core.ir.proxy import NumberProxy, TensorProxy
 from switchgear_core.ir.symbol import (
     BACKWARD,
     INNER_GRADIENT,
@@ -34,7 +29,7 @@ from switchgear_core.ir.symbol import (
     region_of,
 )
 from switchgear_core.ir.trace import Names, Trace, names_of
-from switchgear_core.registry.memory import PricedMemory
+from switchgear_core.registry.savings import AS_EAGER, Body, Problem, Savings
 
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
 #: Rules that choose their residuals; with a transform, the forward part is unknown.
@@ -45,83 +40,74 @@ _CHOOSING = frozenset({"augmented", "pullback"})
 class Partitioned:
     """`forward` returns its outputs and then `saved`, some as copies; `backward` takes `saved` and the grad outputs.
 
-    Numbers are no tensors: fixed sizes are constants of the backward, symbolic sizes further inputs. `widened` are
-    lines that restore zeros and ones saved as booleans.
+    Numbers are no tensors: fixed sizes are constants of the backward, symbolic sizes further inputs. `unpacked` are
+    lines that restore values saved in another form. `overwritten` names the values that are saved as copies.
     """
 
     forward: Trace
     backward: Trace
     saved: tuple[TensorProxy, ...]
-    widened: tuple[BoundSymbol, ...]
-    prices: Prices
+    unpacked: tuple[BoundSymbol, ...]
+    overwritten: frozenset[str]
+    #: Returns why a value is saved, from the value and its line.
+    reason: Callable[[TensorProxy, BoundSymbol], str]
 
     @property
     def saved_bytes(self) -> int:
         """The saved bytes, without inputs, which are alive anyway."""
-        alive = {proxy.name for proxy in self.forward.inputs} - self.prices.overwritten
+        alive = {proxy.name for proxy in self.forward.inputs} - self.overwritten
         return sum(proxy.bytes for proxy in self.saved if proxy.name not in alive)
-
-    @property
-    def again(self) -> tuple[BoundSymbol, ...]:
-        """The lines of the backward that are recomputed."""
-        return tuple(item for item in self.backward.bound_symbols if RECOMPUTED in item.tags)
 
 
 def partition(
     joint: Joint,
     overwritten: frozenset[str] = frozenset(),
-    memory: PricedMemory = "eager",
-    budget: Budget | None = None,
+    savings: Savings = AS_EAGER,
+    fuses: bool = False,
+    eager_bytes: Callable[[], int] | None = None,
 ) -> Partitioned:
     """Split a joint trace: lines that the outputs need are forward, the rest is backward, and values between are saved.
 
-    A value that is cheap to recompute from something smaller is not saved. `memory` defines cheap, or `budget` limits
-    the saved bytes or the recomputation. `overwritten` names the inputs that are written to after the forward. They,
-    and values that share their storage, are saved as copies.
+    Args:
+        joint: the joint trace.
+        overwritten: the names of the inputs that are written to after the forward. They, and values that share their
+            storage, are saved as copies.
+        savings: chooses the saved values.
+        fuses: whether an executor of the call fuses lines.
+        eager_bytes: returns the bytes that eager mode saves; by default those that this trace would save as in eager
+            mode.
     """
     residuals = _residuals(joint)
     halves = _Halves(joint, frozenset({*residuals, *(proxy.name for proxy in joint.kept)}))
     forward, outputs = halves.forward, joint.trace.outputs[: joint.count]
-    returned = frozenset(proxy.name for proxy in proxies(outputs))
-    body = with_statistics(forward, halves.names) if memory == "auto" else forward
-    transient = _made(body) - _made(forward)
     copied = overwritten_values(forward, overwritten)
-    prices = Prices(memory, returned, copied, residuals, budget is not None, transient)
-    chosen = (
-        to_save(body, halves.read, prices)
-        if budget is None
-        else within(body, halves.read, halves.later, prices, budget)
+    problem = Problem(
+        trace=joint.trace,
+        forward=forward,
+        later=halves.later,
+        count=joint.count,
+        read=halves.read,
+        overwritten=copied,
+        residuals=residuals,
+        names=halves.names,
+        fuses=fuses,
+        eager_bytes=eager_bytes or (lambda: partition(joint, overwritten).saved_bytes),
     )
-    again, left = _again(body, halves.read, chosen)
+    saving = savings.choose(problem)
+    again, left = recomputed(saving.body, halves.read, saving.saved)
     uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)
     left = {name: left[name] for name in dict.fromkeys((*uses, *left)) if name in left}
-    maker = {proxy.name: item for item in forward for proxy in item.outputs}
     copies: dict[str, BoundSymbol] = {}
-    widened: list[BoundSymbol] = []
+    unpacked: list[BoundSymbol] = []
     saved: list[TensorProxy] = []
     for proxy in left.values():
-        drawn = maker.get(proxy.name)
-        if drawn is not None and prices.narrows(proxy, drawn):
-            flags = replace(
-                proxy, name=halves.names.claim(f"{proxy.name}_as_bool"), dtype=torch.bool
-            )
-            copies[proxy.name] = BoundSymbol(CAST, (proxy,), {"dtype": torch.bool}, flags)
-            widened.append(
-                BoundSymbol(
-                    CAST,
-                    (flags,),
-                    {"dtype": proxy.dtype},
-                    proxy,
-                    source=drawn.source,
-                    links=links_again(drawn),
-                )
-            )
-            saved.append(flags)
-            continue
-        if proxy.name in prices.overwritten:
-            copies[proxy.name] = BoundSymbol(
-                _CLONE, (proxy,), {}, replace(proxy, name=halves.names.fresh())
-            )
+        if proxy.name in saving.packed:
+            copies[proxy.name], unpack = saving.packed[proxy.name]
+            unpacked.append(unpack)
+            (proxy,) = unpack.inputs
+        elif proxy.name in copied:
+            twin = replace(proxy, name=halves.names.fresh())
+            copies[proxy.name] = BoundSymbol(_CLONE, (proxy,), {}, twin)
         saved.append(proxy)
     kept = (copies[proxy.name].output if proxy.name in copies else proxy for proxy in left.values())
     trace = replace(
@@ -131,8 +117,8 @@ def partition(
         outputs=(*outputs, *kept),
         bound_symbols=(*(unlinked(item) for item in forward), *copies.values()),
     )
-    backward = halves.backward((*widened, *again), tuple(saved))
-    return Partitioned(trace, backward, tuple(saved), tuple(widened), prices)
+    backward = halves.backward((*unpacked, *again), tuple(saved))
+    return Partitioned(trace, backward, tuple(saved), tuple(unpacked), copied, saving.reason)
 
 
 def backward_for(joint: Joint, parts: Partitioned) -> Trace:
@@ -144,10 +130,11 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
         NotDifferentiable: a value can be neither read nor recomputed.
     """
     known = frozenset(
-        proxy.name for proxy in (*parts.saved, *(p for item in parts.widened for p in item.outputs))
+        proxy.name
+        for proxy in (*parts.saved, *(p for item in parts.unpacked for p in item.outputs))
     )
     halves = _Halves(replace(joint, kept=()), known, known)
-    again, missing = _again(halves.forward, halves.read, known)
+    again, missing = recomputed(halves.forward, halves.read, known)
     missing = {name: proxy for name, proxy in missing.items() if name not in known}
     if missing:
         raise NotDifferentiable(
@@ -158,36 +145,13 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
     # a line recomputed for one of its results computes the others too
     twice = {proxy.name for item in again for proxy in item.outputs if proxy.name in known}
     saved = [replace(p, name=halves.names.fresh()) if p.name in twice else p for p in parts.saved]
-    widened = [item for item in parts.widened if item.outputs[0].name not in twice]
-    return halves.backward((*widened, *again), tuple(saved))
+    unpacked = [item for item in parts.unpacked if item.outputs[0].name not in twice]
+    return halves.backward((*unpacked, *again), tuple(saved))
 
 
-def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
-    """Return the saved tensors of a forward, with reasons and readers in the backward."""
-    maker = {proxy.name: item for item in parts.forward.bound_symbols for proxy in item.outputs}
-    readers: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for item in parts.backward.bound_symbols:
-        for name in {proxy.name for proxy in item.inputs}:
-            readers[name][
-                item.symbol.name + (" (recomputed)" if RECOMPUTED in item.tags else "")
-            ] += 1
-    values = {item.inputs[0].name: item.outputs[0] for item in parts.widened}
-    for item in parts.widened:
-        readers[item.inputs[0].name] = readers[item.outputs[0].name]
-    found = []
-    for proxy in parts.saved:
-        value = values.get(proxy.name, proxy)
-        made = maker.get(value.name)
-        origin = "input" if made is None else f"{made.symbol.name} at {made.source}"
-        reason = _reason(value, made, parts.prices)
-        if value is not proxy:
-            reason += "; its zeros and ones are saved as booleans"
-        alive = made is None and value.name not in parts.prices.overwritten
-        by = tuple(readers[proxy.name].items())
-        found.append(
-            Saved(value.name, proxy.type_string, bytes_of(proxy), alive, origin, reason, by)
-        )
-    return tuple(found)
+def overwritten_values(forward: Iterable[BoundSymbol], inputs: frozenset[str]) -> frozenset[str]:
+    """Return the names of inputs, and of all values that share their storage."""
+    return inputs.union(name for name, first in storages(forward).items() if first in inputs)
 
 
 def _residuals(joint: Joint) -> dict[str, RuleOrigin]:
@@ -204,16 +168,6 @@ def _residuals(joint: Joint) -> dict[str, RuleOrigin]:
         for proxy in item.inputs
         if proxy.name in made
     }
-
-
-def _reason(proxy: TensorProxy, item: BoundSymbol | None, prices: Prices) -> str:
-    if proxy.name in prices.overwritten:
-        return "saved as a copy, for the call overwrites it"
-    if proxy.name in prices.residuals and prices.memory == "eager":
-        return f"the rule of {prices.residuals[proxy.name]} keeps it"
-    price = "an input, which takes no more memory" if item is None else prices.again(item)
-    reason = price if isinstance(price, str) else "recomputing costs more"
-    return f"{reason}; it is returned as well" if proxy.name in prices.outputs else reason
 
 
 class _Halves:
@@ -261,7 +215,7 @@ class _Halves:
         )
 
 
-def _again(
+def recomputed(
     forward: Body, read: Iterable[TensorProxy], saved: Collection[str]
 ) -> tuple[tuple[BoundSymbol, ...], dict[str, TensorProxy]]:
     """Return the forward lines that recompute unsaved values of `read`, and the values that lines and reader take."""
@@ -283,10 +237,6 @@ def _again(
     return tuple(reversed(again)), {
         name: proxy for name, proxy in needed.items() if name not in made
     }
-
-
-def _made(body: Body) -> frozenset[str]:
-    return frozenset(proxy.name for item in body for proxy in item.outputs)
 
 
 def _just_in_time(body: Body) -> Body:

@@ -31,8 +31,8 @@ from switchgear_core.ir.symbol import (
     with_parts,
 )
 from switchgear_core.ir.trace import Names
+from switchgear_core.registry.savings import Body
 
-Body = tuple[BoundSymbol, ...]
 _TAGS = frozenset({BACKWARD, RECOMPUTED})
 _ORIGIN = RuleOrigin("checkpoint", "recomputed")
 #: The origin of lines recomputed because their values are not saved.

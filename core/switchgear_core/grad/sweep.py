@@ -9,7 +9,7 @@ import torch
 
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import NotDifferentiable
-from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.proxy import TensorProxy, is_dense
 from switchgear_core.ir.symbol import BACKWARD, INNER_GRADIENT, BoundSymbol, Link, Symbol, changed
 from switchgear_core.ir.writes import RESTRIDE
 from switchgear_core.record.doors import Doors
@@ -144,15 +144,3 @@ def _sum(
         source = links[-1].forward.source if links else None
         made = (BoundSymbol(ADD, (left, right), {}, output, source=source, grad_enabled=False),)
     return [changed(item, links=links, tags=frozenset({BACKWARD})) for item in made]
-
-
-def is_dense(proxy: TensorProxy) -> bool:
-    """Check whether a layout has neither holes nor repeats, so that a sum has the layout of its terms."""
-    step = 1
-    for size, stride in sorted(
-        zip(proxy.shape, proxy.stride, strict=True), key=lambda pair: pair[1]
-    ):
-        if size != 1 and stride != step:
-            return False
-        step *= max(size, 1)
-    return True

@@ -75,6 +75,22 @@ def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
     return argument if isinstance(argument, TensorProxy) else next(iter(proxies(argument)), None)
 
 
+def is_view(item: BoundSymbol) -> bool:
+    """Check whether the results of a bound symbol share the storage of its argument, and thus its history.
+
+    Excluded is a result that requires grad although its base does not, after a write that autograd did not see.
+    Recomputed, it would have no history for a second derivative.
+    """
+    return bool(item.outputs) and all(map(_shares, leaves_of([item])))
+
+
+def _shares(leaf: BoundSymbol) -> bool:
+    base = aliased_argument(leaf)
+    return base is not None and (
+        base.requires_grad or not any(proxy.requires_grad for proxy in leaf.outputs)
+    )
+
+
 def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
     """Find the arguments that a leaf mutates, by its schema.
 

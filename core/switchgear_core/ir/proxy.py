@@ -187,6 +187,18 @@ def bytes_of(*values: TensorProxy) -> int:
     return sum(value.bytes for value in values)
 
 
+def is_dense(proxy: TensorProxy) -> bool:
+    """Check whether a layout has neither holes nor repeats, so that a sum has the layout of its terms."""
+    step = 1
+    for size, stride in sorted(
+        zip(proxy.shape, proxy.stride, strict=True), key=lambda pair: pair[1]
+    ):
+        if size != 1 and stride != step:
+            return False
+        step *= max(size, 1)
+    return True
+
+
 def key_of(number: object) -> object:
     """Return a number, or the text of a symbolic number: hashable."""
     return (

@@ -13,7 +13,6 @@ import torch
 
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import DataDependent, Unsupported
-from switchgear_core.grad.automatic import partition_as_asked
 from switchgear_core.grad.differentiate import Joint
 from switchgear_core.grad.hidden_writes import EAGERS
 from switchgear_core.grad.partition import Partitioned, backward_for, partition
@@ -112,14 +111,6 @@ class Training:
             merged=merged,
         )
 
-    def bytes_in_eager(self, selection: Selection) -> int:
-        """Return the bytes that eager saves for this backward, without inputs."""
-        joint, overwritten = self.joint, self.parts.prices.overwritten
-        if joint.trace.numbers:  # symbolic sizes are active during compilation alone
-            return partition(joint, overwritten).saved_bytes
-        with torch.no_grad(), internals.autocast_off():
-            return compiles(_bytes_in_eager)((self.prepared,), joint, selection, overwritten)
-
     @property
     def forward(self) -> Program:
         """The most recent forward."""
@@ -162,11 +153,8 @@ def compile_training(
     forward, joint, merged = differentiated(stages, selection, grad_outputs, hidden=hidden)
     backward = Pipeline([*forward.traces])
     start = time.perf_counter()
-    fuses = bool(selection.fusion)
-    eager = partial(_bytes_in_eager, stages, joint, selection, overwritten)
-    parts = partition_as_asked(
-        joint, overwritten, selection.settings.get("memory", "eager"), eager, fuses=fuses
-    )
+    eager = partial(bytes_in_eager, stages, joint, selection, overwritten)
+    parts = partition(joint, overwritten, selection.savings, bool(selection.fusion), eager)
     forward.keep("partition", parts.forward, start)
     backward.keep("partition", parts.backward, start)
     make_forward = LazyProgram(
@@ -185,7 +173,7 @@ def compile_training(
     return Training(make_forward, later, parts, inner, stages[-1], joint, merged)
 
 
-def _bytes_in_eager(
+def bytes_in_eager(
     stages: tuple[Trace, ...], joint: Joint, selection: Selection, overwritten: frozenset[str]
 ) -> int:
     """Return the bytes that PyTorch's own formulas save; rules of plugins may save more or less."""

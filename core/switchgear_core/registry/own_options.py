@@ -7,7 +7,6 @@ from types import NoneType
 
 from switchgear_core.registry.fuel import Fuel
 from switchgear_core.registry.hookspecs import PassPlacement, hookimpl
-from switchgear_core.registry.memory import budget_of, memory_in
 from switchgear_core.registry.options import Option, flag, instance, one_of, several
 from switchgear_core.registry.order import Executors, order
 from switchgear_core.registry.plugins import installed
@@ -53,19 +52,6 @@ def switchgear_options() -> list[Option]:
             "unavailable, and a claimed forward that has no gradient.",
             "Decide first",
             **one_of(True, False),
-        ),
-        Option(
-            "memory",
-            "auto",
-            'bytes saved for the backward, which recomputes the rest. "auto": recompute only operators that cost '
-            'almost nothing. "eager": save as eager mode does. "balanced": save matrix products and other expensive '
-            'results. "lean": half of the bytes of "balanced" or "auto". A budget, 0.5 of eager\'s bytes or "2GB", is '
-            "met by each program; else the first call raises. `sg.plan` shows the costs. Random numbers and "
-            "operators from outside of PyTorch are never recomputed.",
-            "Decide first",
-            fits=lambda value: budget_of(value) is None or True,
-            variable="SWITCHGEAR_MEMORY",
-            parse=memory_in,
         ),
         Option(
             "options",

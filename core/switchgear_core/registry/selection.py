@@ -34,6 +34,7 @@ from switchgear_core.registry.plugins import Plugins
 from switchgear_core.registry.plugins import installed as all_installed
 from switchgear_core.registry.preferences import Preferences, preferences
 from switchgear_core.registry.registry import GradRule, ImplementationEntry, Table, describe
+from switchgear_core.registry.savings import AS_EAGER, Savings
 
 #: Names of executors and rule sources that declined a bound symbol, with reasons, in order; skipped ones come first.
 Reasons: TypeAlias = tuple[tuple[str, str], ...]
@@ -93,6 +94,8 @@ class Selection:
     #: The participants, packages included: by name, or as an object if not installed.
     team: tuple[str | Executor, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    #: The choice of the tensors that are saved for a backward.
+    savings: Savings = AS_EAGER
     parts: Parts = field(default_factory=Parts)
     #: Whether regions may be compiled later, or elsewhere.
     is_deferred: bool = False
@@ -276,6 +279,7 @@ def select(
         check=settings.get("check", False),
         team=_team(asked, plugins, [*skipped]),
         settings=settings,
+        savings=parts.first("switchgear_savings", settings=settings) or AS_EAGER,
         parts=parts,
         is_deferred=is_deferred,
     )

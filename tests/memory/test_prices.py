@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from switchgear_core.grad.saving import Prices, overwritten_values, to_save
 from torch import Tensor
 
 import switchgear as sg
-from switchgear_core.grad.saving import Prices, overwritten_values, to_save
 from tests.in_turn import in_turn
 
 X = torch.arange(6.0).reshape(2, 3)

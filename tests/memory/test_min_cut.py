@@ -11,13 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-import switchgear as sg
 from switchgear_core.grad.min_cut import SINK, SOURCE, min_cut
 from switchgear_core.grad.saving import Prices, to_save
+from switchgear_core.registry.memory import PricedMemory
+
+import switchgear as sg
 from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import RANDOM, BoundSymbol, Symbol
-from switchgear_core.registry.memory import PricedMemory
 
 Network = dict[tuple[int, int], int | None]
 aten = torch.ops.aten

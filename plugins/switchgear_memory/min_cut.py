@@ -68,9 +68,7 @@ class _Network:
                 arcs = untried[node] = [
                     arc
                     for arc in self.arcs[node]
-                    if room[arc]
-                    and distances[ends[arc]] == nearer
-                    and (nearer or ends[arc] == SINK)
+                    if room[arc] and distances[ends[arc]] == nearer and (nearer or ends[arc] == SINK)
                 ]
             while arcs and not room[arcs[-1]]:
                 arcs.pop()

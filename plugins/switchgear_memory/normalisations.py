@@ -11,11 +11,12 @@ from dataclasses import replace
 
 import torch
 
-from switchgear_core.grad.recompute import Body, links_again
+from switchgear_core.grad.recompute import links_again
 from switchgear_core.grad.sweep import ADD
 from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import BoundSymbol, Symbol
 from switchgear_core.ir.trace import Names
+from switchgear_core.registry.savings import Body
 
 _aten = torch.ops.aten
 _LAYER_NORM = _aten.native_layer_norm.default
@@ -24,8 +25,8 @@ _BATCH_NORM = _aten._native_batch_norm_legit_functional.default
 _BATCH_NORMS = (_BATCH_NORM, _aten._batch_norm_with_update_functional.default)
 _SUB = Symbol("aten.sub.Tensor", _aten.sub.Tensor)
 _MUL = Symbol("aten.mul.Tensor", _aten.mul.Tensor)
-_VIEW = Symbol("aten.view.default", _aten.view.default)
 CAST = Symbol("aten._to_copy.default", _aten._to_copy.default)
+_VIEW = Symbol("aten.view.default", _aten.view.default)
 
 
 def with_statistics(forward: Body, names: Names) -> Body:

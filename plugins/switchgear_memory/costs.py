@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from switchgear_core import torch_private as internals
-from switchgear_core.ir.aliasing import aliased_argument
+from switchgear_core.ir.aliasing import is_view
 from switchgear_core.ir.composites import leaves_of
 from switchgear_core.ir.proxy import TensorProxy, bytes_of, hint_of
 from switchgear_core.ir.symbol import BoundSymbol, map_proxies
@@ -97,22 +97,6 @@ def _with_as_many_heads(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _shape(proxy: TensorProxy) -> Any:
     return tuple(map(hint_of, proxy.shape))
-
-
-def is_view(item: BoundSymbol) -> bool:
-    """Check whether the results of a bound symbol share the storage of its argument, and thus its history.
-
-    Excluded is a result that requires grad although its base does not, after a write that autograd did not see.
-    Recomputed, it would have no history for a second derivative.
-    """
-    return bool(item.outputs) and all(map(_shares, leaves_of([item])))
-
-
-def _shares(leaf: BoundSymbol) -> bool:
-    base = aliased_argument(leaf)
-    return base is not None and (
-        base.requires_grad or not any(proxy.requires_grad for proxy in leaf.outputs)
-    )
 
 
 def weight_of(leaf: BoundSymbol) -> int | None:

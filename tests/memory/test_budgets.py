@@ -19,11 +19,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import switchgear as sg
 from benchmarks.memory import measure
 from switchgear.errors import InvalidInput
-from switchgear_core.grad.budget import Budget, within
-from switchgear_core.grad.costs import cost, is_view
-from switchgear_core.grad.saving import Prices
+from switchgear_core.ir.aliasing import is_view
 from switchgear_core.ir.symbol import RECOMPUTED
-from switchgear_core.registry.memory import budget_of, memory_in
+from switchgear_memory import budget_of, memory_in
+from switchgear_memory.budget import Budget, within
+from switchgear_memory.costs import cost
+from switchgear_memory.prices import Prices
 from tests.core.training import Kernel, backward, executor, leaf, lines
 from tests.oracle import assert_same, assert_trains_as_eager, step
 
@@ -229,7 +230,7 @@ def test_the_choice_costs_least() -> None:
     made = {proxy.name: proxy for item in forward for proxy in item.outputs}
     read = [made[value.name] for value in sg.last_saved(jitted) if value.name in made]
     assert len(read) == 5
-    prices = Prices("balanced", frozenset(), frozenset(), {}, is_budget=True)
+    prices = Prices(False, frozenset(), frozenset(), is_budget=True)
     names = [proxy.name for item in forward if not is_view(item) for proxy in item.outputs]
 
     def price(saved: frozenset[str]) -> float:

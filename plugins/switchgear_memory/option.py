@@ -10,8 +10,6 @@ from switchgear_core.errors import InvalidInput, did_you_mean
 #: "auto" recomputes where time hardly grows; "eager" to "lean" go from eager's saved bytes to recomputing all cheap
 #: values.
 Memory: TypeAlias = Literal["auto", "eager", "balanced", "lean"]
-#: The words that set a price; "lean" is a budget.
-PricedMemory: TypeAlias = Literal["auto", "eager", "balanced"]
 MEMORY: tuple[Memory, ...] = get_args(Memory)
 #: A word, or a budget: a fraction of eager's saved bytes, or bytes with their unit.
 MemoryOption: TypeAlias = Memory | float | str

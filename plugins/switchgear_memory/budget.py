@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from switchgear_core.errors import InvalidInput
-from switchgear_core.grad.costs import is_view
-from switchgear_core.grad.saving import Prices
+from switchgear_core.ir.aliasing import is_view
 from switchgear_core.ir.proxy import TensorProxy, bytes_of
 from switchgear_core.ir.symbol import BoundSymbol
+from switchgear_memory.prices import Prices
 
 #: The number of moments of the backward at which live bytes are counted.
 _MOMENTS = 8
@@ -246,8 +246,7 @@ class _Lines:
     def _made(self, first: dict[BoundSymbol, int], moment: int) -> dict[BoundSymbol, int]:
         """Return the lines recomputed by a moment of the backward, each with its variable."""
         made = {
-            item: variable if first[item] < moment else self.program.variable()
-            for item, variable in self.again.items()
+            item: variable if first[item] < moment else self.program.variable() for item, variable in self.again.items()
         }
         for item, variable in made.items():
             for proxy in item.inputs:

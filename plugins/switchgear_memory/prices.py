@@ -1,57 +1,59 @@
-"""Saving: the values saved by the forward, and the values recomputed by the backward, by a minimum cut.
+"""Prices: the values saved by the forward, and the values recomputed by the backward, by a minimum cut.
 
 Both are priced in bytes moved. Inputs are free, because they are alive anyway. Views are always recomputed, so one
 tensor of each storage is saved. Pointwise operators, casts, copies, factories, reductions and normalisations may be
-recomputed, and under a budget all pure operators; random numbers and operators from outside of PyTorch never. The
-option `memory` sets the bytes moved at most for one unsaved byte. A recomputed line reads the same values; its inputs
-must not be overwritten before the backward.
+recomputed, and under a budget all pure operators; random numbers and operators from outside of PyTorch never. A
+recomputed line reads the same values; its inputs must not be overwritten before the backward.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from switchgear_core.grad.costs import cost, is_a_pass, is_view, weight_of
-from switchgear_core.grad.min_cut import SINK, SOURCE, min_cut
-from switchgear_core.grad.sweep import is_dense
-from switchgear_core.ir.aliasing import storages
+from switchgear_core.ir.aliasing import is_view
 from switchgear_core.ir.composites import leaves_of
-from switchgear_core.ir.proxy import TensorProxy, bytes_of
+from switchgear_core.ir.proxy import TensorProxy, bytes_of, is_dense
 from switchgear_core.ir.purity import is_pure
-from switchgear_core.ir.symbol import BoundSymbol, RuleOrigin, region_of
+from switchgear_core.ir.symbol import BoundSymbol, proxies, region_of
 from switchgear_core.ir.writes import DRAW_BERNOULLI
-from switchgear_core.registry.memory import PricedMemory
+from switchgear_core.registry.savings import Body, Problem
+from switchgear_memory.costs import cost, is_a_pass, weight_of
+from switchgear_memory.min_cut import SINK, SOURCE, min_cut
 
 #: The limit on bytes moved by recomputation for each unsaved byte.
-_WORTH: Mapping[PricedMemory, int] = {"eager": 1, "auto": 16, "balanced": 16}
+_WORTH = 16
 
 _aten = torch.ops.aten
 #: Operators that draw only zeros and ones.
-_COINS = frozenset(
-    {_aten.bernoulli.default, _aten.bernoulli.p, _aten.bernoulli.Tensor, DRAW_BERNOULLI.fn}
-)
+_COINS = frozenset({_aten.bernoulli.default, _aten.bernoulli.p, _aten.bernoulli.Tensor, DRAW_BERNOULLI.fn})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prices:
     """The prices of saving a value, and of running a bound symbol again, in bytes moved.
 
-    `outputs` names the results of the forward, which its caller may hold anyway; `overwritten` the values that are
-    saved as copies; `residuals` the values that grad rules chose to save, with the rules. With "auto", a line that
-    reads its arguments once more is not recomputed: fused, other lines cost next to nothing. With a budget
-    (`is_budget`) every pure line has a price; `transient` names values that the forward itself lacks.
+    `fused`: a line that reads its arguments once more is not recomputed, and other lines cost next to nothing.
+    `returned` names the results of the forward, which its caller may hold anyway; `overwritten` the values that are
+    saved as copies. With a budget (`is_budget`) every pure line has a price; `transient` names values that the forward
+    itself lacks.
     """
 
-    memory: PricedMemory
-    outputs: frozenset[str]
+    fused: bool
+    returned: frozenset[str]
     overwritten: frozenset[str]
-    residuals: Mapping[str, RuleOrigin]
     is_budget: bool = False
     transient: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, problem: Problem, body: Body, *, fused: bool, is_budget: bool = False) -> Prices:
+        """Return the prices of a problem, where the lines of `body` may run again."""
+        returned = frozenset(proxy.name for proxy in proxies(problem.trace.outputs[: problem.count]))
+        transient = _names(body) - _names(problem.forward)
+        return cls(fused, returned, problem.overwritten, is_budget, transient)
 
     def saving(self, proxy: TensorProxy, maker: BoundSymbol | None) -> int | None:
         """Return the price of saving a value; None if impossible, or if its base is saved instead."""
@@ -59,11 +61,10 @@ class Prices:
             return None
         if maker is not None and is_view(maker) and not self._is_copied(proxy, maker):
             return None
-        worth = _WORTH[self.memory]
         if maker is not None and self.narrows(proxy, maker):
             flags = self.held(proxy, maker)
-            return flags * worth + 2 * (flags + bytes_of(proxy))
-        return bytes_of(proxy) * worth // (64 if proxy.name in self.outputs else 1)
+            return flags * _WORTH + 2 * (flags + bytes_of(proxy))
+        return bytes_of(proxy) * _WORTH // (64 if proxy.name in self.returned else 1)
 
     def _is_copied(self, proxy: TensorProxy, maker: BoundSymbol) -> bool:
         """Check whether a copy of a view is saved: for a view with holes the layout would change, and thus rounding."""
@@ -76,13 +77,14 @@ class Prices:
 
     def narrows(self, proxy: TensorProxy, maker: BoundSymbol) -> bool:
         """Check whether a value holds only zeros and ones and is worth saving as booleans."""
-        fits = proxy.dtype.itemsize > 1 and not proxy.requires_grad and is_dense(proxy)
-        return (
-            fits
-            and self.memory != "eager"
-            and maker.symbol.fn in _COINS
-            and proxy.name not in self.outputs
-        )
+        may_narrow = maker.symbol.fn in _COINS and proxy.name not in self.returned
+        return may_narrow and proxy.dtype.itemsize > 1 and not proxy.requires_grad and is_dense(proxy)
+
+    def reason(self, proxy: TensorProxy, maker: BoundSymbol) -> str:
+        """Return why a value is saved."""
+        price = self.again(maker)
+        reason = price if isinstance(price, str) else "recomputing costs more"
+        return f"{reason}; its zeros and ones are saved as booleans" if self.narrows(proxy, maker) else reason
 
     def again(self, item: BoundSymbol) -> int | str:
         """Return the price of running a bound symbol again, or the reason against it."""
@@ -90,15 +92,13 @@ class Prices:
             geometry = item.symbol.fn is _aten.as_strided.default
             copied = geometry and any(proxy.name in self.overwritten for proxy in item.outputs)
             return "its place in memory is not that of the copy" if copied else 0
-        if self.memory == "eager":
-            return "memory='eager' saves the same values as eager"
         if item.is_random:
             return "it draws random numbers"
         if region_of(item):
             return "a region of torch.utils.checkpoint says so"
         if self.is_budget:
             return (
-                int(cost([item], fused=self.memory == "auto"))
+                int(cost([item], fused=self.fused))
                 if is_pure(item)
                 else f"{item.symbol.name} may do otherwise when it runs again"
             )
@@ -107,15 +107,14 @@ class Prices:
             weight = weight_of(leaf)
             if weight is None:
                 return f"{leaf.symbol.name} is not cheap"
-            if self.memory == "auto" and is_a_pass(leaf):
+            if self.fused and is_a_pass(leaf):
                 return f"{leaf.symbol.name} would go over its arguments once more"
             price += weight * bytes_of(*leaf.inputs, *leaf.outputs)
         return price
 
 
-def overwritten_values(forward: Iterable[BoundSymbol], inputs: frozenset[str]) -> frozenset[str]:
-    """Return the names of inputs, and of all values that share their storage."""
-    return inputs.union(name for name, first in storages(forward).items() if first in inputs)
+def _names(body: Body) -> frozenset[str]:
+    return frozenset(proxy.name for item in body for proxy in item.outputs)
 
 
 def _is_free(proxy: TensorProxy, maker: BoundSymbol, prices: Prices) -> bool:
@@ -123,9 +122,7 @@ def _is_free(proxy: TensorProxy, maker: BoundSymbol, prices: Prices) -> bool:
     return is_one and prices.again(maker) == 0 and prices.saving(proxy, maker) is None
 
 
-def to_save(
-    forward: Iterable[BoundSymbol], read: Iterable[TensorProxy], prices: Prices
-) -> frozenset[str]:
+def to_save(forward: Iterable[BoundSymbol], read: Iterable[TensorProxy], prices: Prices) -> frozenset[str]:
     """Return the names of the values to save, so that `read` values can be computed at the lowest price.
 
     Inputs of the forward are excluded because they are alive anyway, except overwritten inputs.
@@ -168,9 +165,7 @@ def to_save(
         pending.extend(made(item.inputs))
     arcs.update(((nodes[name] + 1, SINK), None) for name in ends)
     again = [(key, node) for key, node in nodes.items() if isinstance(key, BoundSymbol)]
-    arcs.update(
-        ((nodes[p.name] + 1, node), None) for item, node in again for p in made(item.inputs)
-    )
+    arcs.update(((nodes[p.name] + 1, node), None) for item, node in again for p in made(item.inputs))
     later = min_cut(arcs)
     values = ((key, node) for key, node in nodes.items() if isinstance(key, str))
     return frozenset(name for name, node in values if node not in later and node + 1 in later)

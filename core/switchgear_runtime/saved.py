@@ -1,0 +1,72 @@
+"""The tensors that a forward saves for its backward, with reasons and readers."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+
+from switchgear_core.grad.partition import Partitioned
+from switchgear_core.ir.proxy import TensorProxy, bytes_of
+from switchgear_core.ir.symbol import RECOMPUTED, BoundSymbol, proxies
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Value that a forward saves for its backward.
+
+    Attributes:
+        bytes: its size.
+        alive: whether the value is an input, which stays alive anyway.
+        origin: the operator that computes the value, with its line.
+        reason: why the value is not recomputed.
+        readers: operators of the backward that read the value, with the number of their calls. Empty if only another
+            backward reads it: for other grad outputs, or a second derivative.
+    """
+
+    name: str
+    type: str
+    bytes: int
+    alive: bool
+    origin: str
+    reason: str
+    readers: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        calls = [name if count == 1 else f"{count} x {name}" for name, count in self.readers]
+        readers = ", ".join(calls) or "other grad outputs, or a second derivative"
+        return f"{self.name}: {self.type}, {self.bytes} bytes, {self.origin}; for {readers}; {self.reason}"
+
+
+def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
+    """Return the saved tensors of a forward, with reasons and readers in the backward."""
+    maker = {proxy.name: item for item in parts.forward.bound_symbols for proxy in item.outputs}
+    readers: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for item in parts.backward.bound_symbols:
+        for name in {proxy.name for proxy in item.inputs}:
+            readers[name][
+                item.symbol.name + (" (recomputed)" if RECOMPUTED in item.tags else "")
+            ] += 1
+    values = {item.inputs[0].name: item.outputs[0] for item in parts.unpacked}
+    for item in parts.unpacked:
+        readers[item.inputs[0].name] = readers[item.outputs[0].name]
+    outputs = parts.forward.outputs[: len(parts.forward.outputs) - len(parts.saved)]
+    returned = {proxy.name for proxy in proxies(outputs)} - parts.overwritten
+    found = []
+    for proxy in parts.saved:
+        value = values.get(proxy.name, proxy)
+        made = maker.get(value.name)
+        origin = "input" if made is None else f"{made.symbol.name} at {made.source}"
+        reason = _reason(value, made, parts)
+        reason += "; it is returned as well" if value.name in returned else ""
+        alive = made is None and value.name not in parts.overwritten
+        by = tuple(readers[proxy.name].items())
+        found.append(
+            Saved(value.name, proxy.type_string, bytes_of(proxy), alive, origin, reason, by)
+        )
+    return tuple(found)
+
+
+def _reason(proxy: TensorProxy, item: BoundSymbol | None, parts: Partitioned) -> str:
+    if proxy.name in parts.overwritten:
+        return "saved as a copy, for the call overwrites it"
+    return "an input, which takes no more memory" if item is None else parts.reason(proxy, item)

@@ -1,0 +1,173 @@
+"""The saved tensors by default, as few as cost hardly any time, and under a budget.
+
+Where no executor fuses, each recomputed line takes its full time: eager's tensors are saved. Where an executor fuses,
+elementwise lines cost next to nothing, because they run where their results are read; their results are never saved.
+Other lines are recomputed as far as that takes little time compared with the program. Under a budget, the fastest
+solution is chosen. "lean" is a budget, too: half of the bytes of "balanced", or of the default if those are fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import attrgetter
+
+import torch
+
+from switchgear_core.errors import InvalidInput
+from switchgear_core.grad.partition import recomputed
+from switchgear_core.grad.recompute import links_again
+from switchgear_core.ir.dead_code import live
+from switchgear_core.ir.proxy import TensorProxy, bytes_of
+from switchgear_core.ir.symbol import RECOMPUTED, BoundSymbol, proxies
+from switchgear_core.ir.trace import Trace
+from switchgear_core.registry.savings import AS_EAGER, Body, Problem, Saving
+from switchgear_memory.budget import Budget, within
+from switchgear_memory.costs import cost
+from switchgear_memory.normalisations import CAST, with_statistics
+from switchgear_memory.option import MemoryOption, budget_of
+from switchgear_memory.prices import Prices, to_save
+
+#: The part of a program's time for recomputation by default, without lines that cost next to nothing.
+_SHARE = 0.015
+#: The bytes below which recomputation and the optimiser's time do not pay off.
+_FEW = 2**16
+#: The part of eager's bytes below which recomputation does not pay off.
+_LITTLE = 1 / 64
+
+
+@dataclass(frozen=True, slots=True)
+class ByOption:
+    """Saves as the option `memory` says, except "eager"."""
+
+    option: MemoryOption
+
+    @property
+    def is_eager_unfused(self) -> bool:
+        """Whether it saves the same values as eager mode where no executor fuses."""
+        return self.option == "auto"
+
+    def choose(self, problem: Problem) -> Saving:
+        """Choose the saved values of a forward.
+
+        Raises:
+            InvalidInput: the budget cannot be met.
+        """
+        solver = _Solver(problem)
+        if self.option == "auto":
+            return solver.automatic().saving
+        if self.option == "balanced":
+            return solver.cut(fused=False).saving
+        if self.option == "lean":
+            default = solver.automatic()
+            half = min(solver.cut(fused=False).bytes, default.bytes) // 2
+            limit = max(half, int(_LITTLE * problem.eager_bytes()))
+            return solver.at_most(limit, default).saving
+        return self._within_budget(solver)
+
+    def _within_budget(self, solver: _Solver) -> Saving:
+        problem, budget = solver.problem, budget_of(self.option)
+        eager = problem.eager_bytes()
+        limit = budget if isinstance(budget, int) else int((budget or 0.0) * eager)
+        solution = solver.at_most(limit, solver.fastest())
+        if solution.bytes > limit:
+            longer = extra(problem.trace, solution.again, fuses=problem.fuses)
+            raise InvalidInput(
+                f"memory={self.option!r} allows {limit:,} bytes to be saved for the backward, where eager saves "
+                f"{eager:,}; the least possible is {solution.bytes:,}, for which a step takes an estimated "
+                f"{longer:.0%} longer: give it that or more; sg.plan shows the price of more bytes"
+            )
+        return solution.saving
+
+
+@dataclass(frozen=True, slots=True)
+class AtMost:
+    """Saves at most `option` bytes in the fastest way, or the fewest bytes possible."""
+
+    option: int
+    is_eager_unfused = False
+
+    def choose(self, problem: Problem) -> Saving:
+        """Choose the saved values of a forward."""
+        solver = _Solver(problem)
+        return solver.at_most(self.option, solver.fastest()).saving
+
+
+def extra(trace: Trace, again: Iterable[BoundSymbol], *, fuses: bool) -> float:
+    """Return the estimated time of the recomputed lines, as a part of the time of all lines of a joint trace."""
+    return cost(again, fused=fuses) / (cost(trace.bound_symbols, fused=fuses) or 1.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Solution:
+    """A choice, with the bytes that it saves, without inputs, and the lines that it recomputes."""
+
+    saving: Saving
+    bytes: int
+    again: Body
+
+
+@dataclass(eq=False)
+class _Solver:
+    """Solutions of one problem; with executors that fuse, at the prices of fused lines."""
+
+    problem: Problem
+    flags: dict[str, TensorProxy] = field(default_factory=dict)
+
+    @cached_property
+    def body(self) -> Body:
+        """The lines to recompute; where an executor fuses, normalisations are recomputed from their statistics."""
+        problem = self.problem
+        return with_statistics(problem.forward, problem.names) if problem.fuses else problem.forward
+
+    def fastest(self) -> _Solution:
+        """Return the fastest solution, regardless of bytes: only lines that cost next to nothing are recomputed."""
+        return self.cut(fused=True) if self.problem.fuses else self._solution(AS_EAGER.choose(self.problem))
+
+    def automatic(self) -> _Solution:
+        """Return the solution with the fewest bytes that takes hardly longer than the fastest."""
+        free = self.fastest()
+        if not self.problem.fuses or free.bytes < _FEW:
+            return free
+        most = cost(free.again, fused=True) + _SHARE * cost(self.problem.trace.bound_symbols, fused=True)
+        return min(free, self._within(Budget(cost=most)), key=attrgetter("bytes"))
+
+    def at_most(self, limit: int, first: _Solution) -> _Solution:
+        """Return `first` if it saves at most `limit` bytes, else the fastest solution that does, or the least."""
+        return first if first.bytes <= limit else self._within(Budget(bytes=limit))
+
+    def cut(self, *, fused: bool) -> _Solution:
+        """Return the solution of the lowest price."""
+        body = self.body if fused else self.problem.forward
+        prices = Prices.of(self.problem, body, fused=fused)
+        return self._priced(body, prices, to_save(body, self.problem.read, prices))
+
+    def _within(self, budget: Budget) -> _Solution:
+        prices = Prices.of(self.problem, self.body, fused=self.problem.fuses, is_budget=True)
+        saved = within(self.body, self.problem.read, self.problem.later, prices, budget)
+        return self._priced(self.body, prices, saved)
+
+    def _priced(self, body: Body, prices: Prices, saved: frozenset[str]) -> _Solution:
+        lines = {one.name: item for item in body for one in item.outputs if prices.narrows(one, item)}
+        packed = {name: self._packed(lines[name]) for name in saved & lines.keys()}
+        return self._solution(Saving(saved, body, prices.reason, packed))
+
+    def _packed(self, line: BoundSymbol) -> tuple[BoundSymbol, BoundSymbol]:
+        """Return the lines that save zeros and ones as booleans, and restore them."""
+        (drawn,) = line.outputs
+        if drawn.name not in self.flags:
+            name = self.problem.names.claim(f"{drawn.name}_as_bool")
+            self.flags[drawn.name] = replace(drawn, name=name, dtype=torch.bool)
+        flags = self.flags[drawn.name]
+        unpack = BoundSymbol(CAST, (flags,), {"dtype": drawn.dtype}, drawn, source=line.source, links=links_again(line))
+        return BoundSymbol(CAST, (drawn,), {"dtype": torch.bool}, flags), unpack
+
+    def _solution(self, saving: Saving) -> _Solution:
+        problem = self.problem
+        again, values = recomputed(saving.body, problem.read, saving.saved)
+        lines = live((*again, *problem.later), proxies(problem.trace.outputs[problem.count :]))
+        alive = {proxy.name for proxy in problem.trace.inputs} - problem.overwritten
+        packed = {name: unpack.inputs[0] for name, (_, unpack) in saving.packed.items()}
+        size = bytes_of(*(packed.get(name, proxy) for name, proxy in values.items() if name not in alive))
+        return _Solution(saving, size, tuple([item for item in lines if RECOMPUTED in item.tags]))
