@@ -5,7 +5,7 @@ A node of Switchgear costs more than such an operator.
 
 from __future__ import annotations
 
-from switchgear_core.background.background import may_have_regions
+from switchgear_core.regions.fuse import may_have_regions
 
 from switchgear_core.passes.programs import Training
 from switchgear_core.registry.selection import Selection

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from switchgear.jit import last_entry
+from switchgear_runtime.last_call import last_entry
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
