@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from switchgear_core.registry.savings import AS_EAGER, Savings
-from switchgear_memory.automatic import AtMost, ByOption, extra
+from switchgear_memory.automatic import ByOption, extra
 from switchgear_memory.option import MEMORY, MemoryOption, budget_of, memory_in
 
-__all__ = ["MEMORY", "AtMost", "MemoryOption", "budget_of", "extra", "memory_in", "savings", "switchgear_savings"]
+__all__ = ["MEMORY", "ByOption", "MemoryOption", "budget_of", "extra", "memory_in", "savings", "switchgear_savings"]
 
 
 def savings(memory: MemoryOption) -> Savings:

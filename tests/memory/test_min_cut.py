@@ -5,19 +5,18 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from switchgear_core.grad.min_cut import SINK, SOURCE, min_cut
-from switchgear_core.grad.saving import Prices, to_save
-from switchgear_core.registry.memory import PricedMemory
 
 import switchgear as sg
 from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import RANDOM, BoundSymbol, Symbol
+from switchgear_memory.min_cut import SINK, SOURCE, min_cut
+from switchgear_memory.prices import Prices, to_save
 
 Network = dict[tuple[int, int], int | None]
 aten = torch.ops.aten
@@ -95,9 +94,8 @@ def traces(draw: st.DrawFn) -> tuple[list[BoundSymbol], list[TensorProxy], Price
         values += made
     read = draw(st.lists(st.sampled_from(values), min_size=1, max_size=4, unique=True))
     outputs = draw(st.sets(st.sampled_from(values), max_size=2))
-    memory: PricedMemory = draw(st.sampled_from(get_args(PricedMemory)))
     overwritten = draw(st.sampled_from([frozenset[str](), frozenset({"in0"})]))
-    return body, read, Prices(memory, frozenset(proxy.name for proxy in outputs), overwritten, {})
+    return body, read, Prices(draw(st.booleans()), frozenset(proxy.name for proxy in outputs), overwritten)
 
 
 def cost(body: Sequence[BoundSymbol], read: list[TensorProxy], prices: Prices, saved: set[str]) -> float:
@@ -134,7 +132,7 @@ def test_of_equal_costs_the_one_that_runs_least_again() -> None:
     x, y, z = (TensorProxy(name, (4,), (1,), torch.float32, torch.device("cpu")) for name in "xyz")
     drawn = BoundSymbol(Symbol("aten.rand_like", aten.rand_like.default), (x,), {}, y, tags=frozenset({RANDOM}))
     viewed = BoundSymbol(Symbol("aten.neg", aten.neg.default), (y,), {}, z)
-    assert to_save([drawn, viewed], [z], Prices("balanced", frozenset(), frozenset(), {})) == {"z"}
+    assert to_save([drawn, viewed], [z], Prices(False, frozenset(), frozenset())) == {"z"}
 
 
 def test_views_that_cost_nothing_are_no_part_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +143,7 @@ def test_views_that_cost_nothing_are_no_part_of_the_network(monkeypatch: pytest.
         networks.append(network)
         return min_cut(network)
 
-    monkeypatch.setattr(sys.modules["switchgear_core.grad.saving"], "min_cut", spied)
+    monkeypatch.setattr(sys.modules["switchgear_memory.prices"], "min_cut", spied)
 
     def function(x: torch.Tensor) -> torch.Tensor:
         for views in range(6):

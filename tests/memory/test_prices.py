@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from switchgear_core.grad.saving import Prices, overwritten_values, to_save
 from torch import Tensor
 
 import switchgear as sg
+from switchgear_memory.prices import Prices, to_save
 from tests.in_turn import in_turn
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -23,8 +23,8 @@ def lines(function: Callable[[Tensor], Any]) -> sg.Trace:
     return next(trace for trace in sg.last_traces(jitted) if trace.name == "joint")
 
 
-def prices(memory: Any = "balanced", **facts: Any) -> Prices:
-    return Prices(memory, **{"outputs": frozenset(), "overwritten": frozenset(), "residuals": {}, **facts})
+def prices(fused: bool = False, **facts: Any) -> Prices:
+    return Prices(fused, **{"returned": frozenset(), "overwritten": frozenset(), **facts})
 
 
 def line(function: Callable[[Tensor], Any], name: str) -> sg.BoundSymbol:
@@ -32,19 +32,18 @@ def line(function: Callable[[Tensor], Any], name: str) -> sg.BoundSymbol:
 
 
 @in_turn(
-    memory__function__name__price=[
-        ("balanced", lambda x: x.exp(), "exp", 48),  # one read, one written, of 24 bytes
-        ("balanced", lambda x: x.t() * 2, "t", 0),
-        ("balanced", lambda x: x @ x.t(), "mm", "aten.mm.default is not cheap"),
-        ("eager", lambda x: x.exp(), "exp", "memory='eager' saves the same values as eager"),
-        ("balanced", lambda x: torch.rand_like(x) * x, "rand_like", "it draws random numbers"),
-        ("auto", lambda x: x.softmax(1), "_softmax", "aten._softmax.default would go over its arguments once more"),
+    fused__function__name__price=[
+        (False, lambda x: x.exp(), "exp", 48),  # one read, one written, of 24 bytes
+        (False, lambda x: x.t() * 2, "t", 0),
+        (False, lambda x: x @ x.t(), "mm", "aten.mm.default is not cheap"),
+        (False, lambda x: torch.rand_like(x) * x, "rand_like", "it draws random numbers"),
+        (True, lambda x: x.softmax(1), "_softmax", "aten._softmax.default would go over its arguments once more"),
     ],
 )
 def test_the_price_of_running_a_line_again(
-    memory: Any, function: Callable[[Tensor], Any], name: str, price: object
+    fused: bool, function: Callable[[Tensor], Any], name: str, price: object
 ) -> None:
-    assert prices(memory).again(line(function, name)) == price
+    assert prices(fused).again(line(function, name)) == price
 
 
 def strided(x: Tensor) -> Tensor:
@@ -64,8 +63,8 @@ def test_a_strided_view_of_what_is_overwritten_is_not_made_again_of_the_copy() -
 @in_turn(
     facts__price=[
         ({}, 24 * 16),
-        ({"memory": "eager"}, 24),
-        ({"outputs": frozenset({"own"})}, 24 * 16 // 64),
+        ({"fused": True}, 24 * 16),
+        ({"returned": frozenset({"own"})}, 24 * 16 // 64),
         ({"transient": frozenset({"own"})}, None),
     ],
 )
@@ -93,19 +92,12 @@ def test_zeros_and_ones_are_narrow_unless_they_are_returned() -> None:
     assert prices().narrows(coins.output, coins)
     assert prices().held(coins.output, coins) == 6
     assert prices().saving(coins.output, coins) == 6 * 16 + 2 * (6 + 24)
-    for other in (prices("eager"), prices(outputs=frozenset({coins.output.name}))):
-        assert not other.narrows(coins.output, coins)
-        assert other.held(coins.output, coins) == 24
+    returned = prices(returned=frozenset({coins.output.name}))
+    assert not returned.narrows(coins.output, coins)
+    assert returned.held(coins.output, coins) == 24
     assert not prices().narrows(replace(coins.output, requires_grad=True), coins)
     exponential = line(lambda x: x.exp(), "exp")
     assert not prices().narrows(exponential.output, exponential)
-
-
-def test_values_that_share_an_inputs_memory_are_overwritten_with_it() -> None:
-    joint = lines(lambda x: x.t().exp())
-    transposed, name = joint.bound_symbols[0].output, joint.inputs[0].name
-    assert overwritten_values(joint.bound_symbols[:2], frozenset({name})) == {name, transposed.name}
-    assert overwritten_values(joint.bound_symbols, frozenset()) == frozenset()
 
 
 def test_what_is_read_of_inputs_alone_needs_no_saving() -> None:
@@ -117,4 +109,3 @@ def test_what_is_read_of_inputs_alone_needs_no_saving() -> None:
     overwritten = prices(overwritten=frozenset({joint.inputs[0].name}))
     assert to_save(forward, [joint.inputs[0]], overwritten) == {joint.inputs[0].name}
     assert to_save(forward, [product.output], prices()) == {product.output.name}
-    assert to_save(forward, [exponential.output], prices("eager")) == {exponential.output.name}
