@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = ("core", "executors")
+CODE = ("core", "executors", "plugins/switchgear_memory")
 #: The most words of a sentence, and the most such pronouns per 1,000 words of a file.
 SENTENCE, WHAT = 25, 2.0
 #: Patterns of words to avoid, each with the words to use.

@@ -79,7 +79,7 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
         RuleError: a plugin raises; likewise other errors of plugins.
     """
     try:
-        from switchgear_memory import AtMost, extra  # noqa: PLC0415 - a plugin, which may be missing
+        from switchgear_memory import ByOption, extra  # noqa: PLC0415 - a plugin, which may be missing
     except ImportError as error:
         raise InvalidInput(
             "sg.plan needs the plugin switchgear_memory: pip install switchgear"
@@ -97,9 +97,10 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
     eager = bytes_in_eager(entry, selection)
 
     def point(budget: float) -> PlannedMemory:
-        parts = partition(joint, overwritten, AtMost(int(budget * eager)), fuses)
+        limit = ByOption(f"{int(budget * eager)}B", may_exceed=True)
+        parts = partition(joint, overwritten, limit, fuses, lambda: eager)
         again = [item for item in parts.backward.bound_symbols if RECOMPUTED in item.tags]
-        longer = extra(joint.trace, again, fuses=fuses)
+        longer = extra(joint.trace, again, fuses)
         return PlannedMemory(budget, parts.saved_bytes, _peak(parts), longer)
 
     return Plan(eager, tuple(map(point, (*_PARTS, 0.0))))

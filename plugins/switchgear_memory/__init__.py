@@ -11,10 +11,10 @@ from typing import Any
 from switchgear_core.registry.hookspecs import hookimpl
 from switchgear_core.registry.options import Option
 from switchgear_core.registry.savings import AS_EAGER, Savings
-from switchgear_memory.automatic import AtMost, ByOption, extra
+from switchgear_memory.automatic import ByOption, extra
 from switchgear_memory.option import MEMORY, MemoryOption, budget_of, memory_in
 
-__all__ = ["MEMORY", "AtMost", "MemoryOption", "budget_of", "extra", "memory_in", "savings", "switchgear_savings"]
+__all__ = ["MEMORY", "ByOption", "MemoryOption", "budget_of", "extra", "memory_in", "savings", "switchgear_savings"]
 
 
 def savings(memory: MemoryOption) -> Savings:

@@ -39,9 +39,10 @@ _LITTLE = 1 / 64
 
 @dataclass(frozen=True, slots=True)
 class ByOption:
-    """Saves as the option `memory` says, except "eager"."""
+    """Saves as the option `memory` says, except "eager"; what exceeds a budget is an error, unless `may_exceed`."""
 
     option: MemoryOption
+    may_exceed: bool = False
 
     @property
     def is_eager_unfused(self) -> bool:
@@ -64,15 +65,11 @@ class ByOption:
             half = min(solver.cut(fused=False).bytes, default.bytes) // 2
             limit = max(half, int(_LITTLE * problem.eager_bytes()))
             return solver.at_most(limit, default).saving
-        return self._within_budget(solver)
-
-    def _within_budget(self, solver: _Solver) -> Saving:
-        problem, budget = solver.problem, budget_of(self.option)
-        eager = problem.eager_bytes()
+        budget, eager = budget_of(self.option), problem.eager_bytes()
         limit = budget if isinstance(budget, int) else int((budget or 0.0) * eager)
         solution = solver.at_most(limit, solver.fastest())
-        if solution.bytes > limit:
-            longer = extra(problem.trace, solution.again, fuses=problem.fuses)
+        if solution.bytes > limit and not self.may_exceed:
+            longer = extra(problem.trace, solution.again, problem.fuses)
             raise InvalidInput(
                 f"memory={self.option!r} allows {limit:,} bytes to be saved for the backward, where eager saves "
                 f"{eager:,}; the least possible is {solution.bytes:,}, for which a step takes an estimated "
@@ -81,20 +78,7 @@ class ByOption:
         return solution.saving
 
 
-@dataclass(frozen=True, slots=True)
-class AtMost:
-    """Saves at most `option` bytes in the fastest way, or the fewest bytes possible."""
-
-    option: int
-    is_eager_unfused = False
-
-    def choose(self, problem: Problem) -> Saving:
-        """Choose the saved values of a forward."""
-        solver = _Solver(problem)
-        return solver.at_most(self.option, solver.fastest()).saving
-
-
-def extra(trace: Trace, again: Iterable[BoundSymbol], *, fuses: bool) -> float:
+def extra(trace: Trace, again: Iterable[BoundSymbol], fuses: bool) -> float:
     """Return the estimated time of the recomputed lines, as a part of the time of all lines of a joint trace."""
     return cost(again, fused=fuses) / (cost(trace.bound_symbols, fused=fuses) or 1.0)
 

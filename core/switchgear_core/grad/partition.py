@@ -81,19 +81,11 @@ def partition(
     halves = _Halves(joint, frozenset({*residuals, *(proxy.name for proxy in joint.kept)}))
     forward, outputs = halves.forward, joint.trace.outputs[: joint.count]
     copied = overwritten_values(forward, overwritten)
-    problem = Problem(
-        trace=joint.trace,
-        forward=forward,
-        later=halves.later,
-        count=joint.count,
-        read=halves.read,
-        overwritten=copied,
-        residuals=residuals,
-        names=halves.names,
-        fuses=fuses,
-        eager_bytes=eager_bytes or (lambda: partition(joint, overwritten).saved_bytes),
+    eager = eager_bytes or (lambda: partition(joint, overwritten).saved_bytes)
+    rest = copied, residuals, halves.names, fuses, eager
+    saving = savings.choose(
+        Problem(joint.trace, joint.count, forward, halves.later, halves.read, *rest)
     )
-    saving = savings.choose(problem)
     again, left = recomputed(saving.body, halves.read, saving.saved)
     uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)
     left = {name: left[name] for name in dict.fromkeys((*uses, *left)) if name in left}

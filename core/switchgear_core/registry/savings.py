@@ -16,6 +16,7 @@ from switchgear_core.ir.symbol import BoundSymbol, RuleOrigin
 from switchgear_core.ir.trace import Names, Trace
 
 Body: TypeAlias = tuple[BoundSymbol, ...]
+_SAME = "memory='eager' saves the same values as eager"
 _AS_STRIDED = torch.ops.aten.as_strided.default
 
 
@@ -25,9 +26,9 @@ class Problem:
 
     Attributes:
         trace: the joint trace; its inputs are alive during the backward.
+        count: the number of the forward's outputs; the other outputs of the joint trace are gradients.
         forward: the lines of the forward.
         later: the lines of the backward.
-        count: the number of the forward's outputs; the other outputs of the joint trace are gradients.
         read: the values of the forward, inputs included, that the backward reads.
         overwritten: the names of the values that are saved as copies, because the call overwrites them.
         residuals: the values that grad rules chose to save, by name, with the rules.
@@ -37,9 +38,9 @@ class Problem:
     """
 
     trace: Trace
+    count: int
     forward: Body
     later: Body
-    count: int
     read: tuple[TensorProxy, ...]
     overwritten: frozenset[str]
     residuals: Mapping[str, RuleOrigin]
@@ -133,6 +134,4 @@ def _bases(item: BoundSymbol | None, overwritten: Set[str]) -> tuple[str, ...]:
 
 def _reason(residuals: Mapping[str, RuleOrigin], proxy: TensorProxy, _: BoundSymbol) -> str:
     rule = residuals.get(proxy.name)
-    return (
-        f"the rule of {rule} keeps it" if rule else "memory='eager' saves the same values as eager"
-    )
+    return f"the rule of {rule} keeps it" if rule else _SAME
