@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from switchgear_core.errors import SwitchgearError
-from switchgear_core.ir.choice import Choices
+from switchgear_core.ir.choice import Choices, Saved
 from switchgear_core.ir.trace import Trace
 from switchgear_core.passes.stages import Stages
 from switchgear_core.showing import Listing
 from switchgear_runtime.compiler import Compiler
 from switchgear_runtime.entry import Entry
 from switchgear_runtime.jitted import JitFunction
-from switchgear_runtime.saved import Saved, saved_values
+from switchgear_runtime.saved import saved_values
 
 
 def compiler_of(jitted: object) -> Compiler:

@@ -5,9 +5,8 @@ A node of Switchgear costs more than such an operator.
 
 from __future__ import annotations
 
-from switchgear_core.regions.fuse import may_have_regions
-
 from switchgear_core.passes.programs import Training
+from switchgear_core.regions.fuse import may_have_regions
 from switchgear_core.registry.selection import Selection
 from switchgear_runtime.checking import is_never_blamed
 from switchgear_runtime.execution import is_pytorch, lines_of

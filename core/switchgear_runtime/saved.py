@@ -3,38 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 
 from switchgear_core.grad.partition import Partitioned
+from switchgear_core.ir.choice import Saved
 from switchgear_core.ir.proxy import TensorProxy, bytes_of
 from switchgear_core.ir.symbol import RECOMPUTED, BoundSymbol, proxies
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """Value that a forward saves for its backward.
-
-    Attributes:
-        bytes: its size.
-        alive: whether the value is an input, which stays alive anyway.
-        origin: the operator that computes the value, with its line.
-        reason: why the value is not recomputed.
-        readers: operators of the backward that read the value, with the number of their calls. Empty if only another
-            backward reads it: for other grad outputs, or a second derivative.
-    """
-
-    name: str
-    type: str
-    bytes: int
-    alive: bool
-    origin: str
-    reason: str
-    readers: tuple[tuple[str, int], ...]
-
-    def __str__(self) -> str:
-        calls = [name if count == 1 else f"{count} x {name}" for name, count in self.readers]
-        readers = ", ".join(calls) or "other grad outputs, or a second derivative"
-        return f"{self.name}: {self.type}, {self.bytes} bytes, {self.origin}; for {readers}; {self.reason}"
 
 
 def saved_values(parts: Partitioned) -> tuple[Saved, ...]:

@@ -8,13 +8,14 @@ import torch
 
 from switchgear_core import torch_private as internals
 from switchgear_core.grad.partition import partition
+from switchgear_core.ir.choice import Saved
 from switchgear_core.passes import programs
 from switchgear_core.passes.pipeline import Program
 from switchgear_core.record.lock import compiles
 from switchgear_core.record.signature import HeldNumber
 from switchgear_core.registry.selection import Selection
 from switchgear_runtime.entry import Entry
-from switchgear_runtime.saved import Saved, saved_values
+from switchgear_runtime.saved import saved_values
 from switchgear_tools.facts import ExplainedProgram, regions_of
 from switchgear_tools.lifetimes import peak
 

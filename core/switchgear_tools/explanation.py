@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from switchgear_core.ir.choice import Choice
+from switchgear_core.ir.choice import Choice, Saved
 from switchgear_core.showing import Shown, limited, wrapped
-from switchgear_runtime.saved import Saved
 from switchgear_tools.facts import (
     Facts,
     by_executor,

@@ -7,11 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from switchgear_core.ir.choice import Choice
+from switchgear_core.ir.choice import Choice, Saved
 from switchgear_core.ir.symbol import IN_PLACE, BoundSymbol
 from switchgear_core.ir.trace import Trace
 from switchgear_core.registry.selection import Claimant, Reasons, Selection
-from switchgear_runtime.saved import Saved
 
 #: A number in a reason, and a placeholder for a number that no reason contains.
 _NUMBER, _ANY = r"\d+(?:\.\d+)?", "\0"

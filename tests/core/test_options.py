@@ -276,4 +276,4 @@ def test_help_of_jit_is_short_and_groups_the_options() -> None:
     arguments = (inspect.getdoc(sg.jit) or "").partition("Returns:")[0]
     described = re.findall(r"^    (\w+): ", arguments, re.MULTILINE)
     assert set(described) == {"function", *installed_parts().options}
-    assert described[1:7] == ["executors", "strict", "memory", "fallback", "dynamic", "compile"]
+    assert described[1:7] == ["executors", "strict", "fallback", "dynamic", "compile", "memory"]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from switchgear_runtime.last_call import last_entry
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import switchgear as sg
 from switchgear.errors import NotDifferentiable
 from switchgear_core.ir.symbol import RANDOM
+from switchgear_runtime.last_call import last_entry
 from tests.core.training import backward, executor, forward, leaf, lines, operators, rules
 from tests.oracle import assert_same, assert_trains_as_eager, step
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from switchgear.jit import last_entry
 from torch import Tensor, nn
 
 import switchgear as sg
-from switchgear.jit import last_entry
 from switchgear_core.grad.partition import overwritten_values, partition
 from switchgear_core.ir.aliasing import is_view
 from switchgear_core.ir.proxy import TensorProxy, is_dense

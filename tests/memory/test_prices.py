@@ -70,7 +70,9 @@ def test_a_strided_view_of_what_is_overwritten_is_not_made_again_of_the_copy() -
 )
 def test_the_price_of_saving_a_value(facts: dict[str, Any], price: int | None) -> None:
     item = line(lambda x: x.exp(), "exp")
-    named = {key: frozenset({item.output.name}) if value == {"own"} else value for key, value in facts.items()}
+    named: dict[str, Any] = {
+        key: frozenset({item.output.name}) if value == {"own"} else value for key, value in facts.items()
+    }
     assert prices(**named).saving(item.output, item) == price
     assert prices().saving(item.output, None) == 24 * 16
 

@@ -75,3 +75,30 @@ class Choices(Listing[Choice]):
 def _objections(choice: Choice) -> tuple[tuple[str, str], ...]:
     nothing = f"no grad rule for {choice.symbol}", f"no implementation of {choice.symbol}"
     return tuple([one for one in choice.declined if one[1] not in nothing])
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Value that a forward saves for its backward.
+
+    Attributes:
+        bytes: its size.
+        alive: whether the value is an input, which stays alive anyway.
+        origin: the operator that computes the value, with its line.
+        reason: why the value is not recomputed.
+        readers: operators of the backward that read the value, with the number of their calls. Empty if only another
+            backward reads it: for other grad outputs, or a second derivative.
+    """
+
+    name: str
+    type: str
+    bytes: int
+    alive: bool
+    origin: str
+    reason: str
+    readers: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        calls = [name if count == 1 else f"{count} x {name}" for name, count in self.readers]
+        readers = ", ".join(calls) or "other grad outputs, or a second derivative"
+        return f"{self.name}: {self.type}, {self.bytes} bytes, {self.origin}; for {readers}; {self.reason}"
