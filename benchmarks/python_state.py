@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import switchgear as sg
 from benchmarks.compile_latency import first_result, forget, gpt2
 from benchmarks.measure import Samples, interleave, per_call, table, verdict
-from switchgear_frontend.features.python_state import PythonState
+from switchgear_python_state.handler import PythonState
 from switchgear_runtime.last_call import last_entry
 
 #: The most microseconds of guards in a call.

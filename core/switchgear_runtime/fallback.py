@@ -91,7 +91,7 @@ def fault(error: Exception) -> Unsupported:
     if isinstance(root, (Warning, MemoryError, torch.OutOfMemoryError)):
         raise error
     if isinstance(error, (RuleError, ExecutorFailed)):
-        owners = [name for name in map(_package, frames) if name not in _CALLED]
+        owners = [name for name in map(_package, frames) if name not in _CALLED | own.PACKAGES]
         is_ours = error is not root and not _own_packages().isdisjoint(owners[:1])
     elif isinstance(error, SwitchgearError):
         is_ours = isinstance(error, (InvalidTrace, NotDifferentiable))
@@ -123,7 +123,7 @@ _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 #: Larger containers are compared by identity.
 _WIDE = 64
 #: Packages that call plugins, or are called by Switchgear.
-_CALLED = own.PACKAGES | {"torch", "pluggy", "numpy"} | sys.stdlib_module_names
+_CALLED = {"torch", "pluggy", "numpy"} | sys.stdlib_module_names
 
 
 def _package(frame: types.FrameType) -> str:

@@ -15,7 +15,6 @@ from switchgear_core.record.recorder import active_recorder
 #: The variable that leaves tracebacks unchanged if set to 1.
 FULL_VARIABLE = "SWITCHGEAR_FULL_TRACEBACK"
 _GENERATED = "<switchgear "
-_OWN = (*own.FOLDERS, _GENERATED)
 
 
 def hide_own_frames(error: BaseException | None) -> None:
@@ -50,7 +49,9 @@ def _of_the_user(below: types.TracebackType | None) -> types.TracebackType | Non
     is_own = False
     while below is not None:
         file = below.tb_frame.f_code.co_filename
-        is_own = file.startswith(_OWN) or (is_own and file == contextlib.__file__)
+        is_own = (file.startswith(_GENERATED) or own.is_own(file)) or (
+            is_own and file == contextlib.__file__
+        )
         frames.append((below, is_own))
         below = below.tb_next
     shown: types.TracebackType | None = None

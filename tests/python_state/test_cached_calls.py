@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import switchgear as sg
-from switchgear_frontend.features.python_state.reads import State
+from switchgear_python_state.reads import State
 from switchgear_runtime.last_call import last_entry
 
 X = torch.ones(2)

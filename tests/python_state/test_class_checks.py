@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear_frontend.features.python_state.class_checks import ClassChecks
+from switchgear_python_state.class_checks import ClassChecks
 
 X = torch.ones(2)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import switchgear as sg
-from switchgear_frontend.features.python_state.reads import State
+from switchgear_python_state.reads import State
 from tests.in_turn import in_turn
 
 X = torch.ones(2)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from switchgear_frontend.features.python_state import user_objects
+from switchgear_python_state import user_objects
 from tests.in_turn import in_turn
 
 

@@ -189,10 +189,12 @@ class Feature:
     Attributes:
         name: the name, as in `SWITCHGEAR_DISABLE_FEATURES`.
         handlers: the handlers, asked in this order.
+        replaces: features, by name, that do the same worse, and are left out beside it.
     """
 
     name: str
     handlers: tuple[Handler, ...]
+    replaces: tuple[str, ...] = ()
 
 
 def getter(attribute: str) -> Callable[..., object]:
@@ -322,7 +324,9 @@ def enabled(features: Sequence[Feature], others: Iterable[Feature] = ()) -> tupl
                 f"two features are called {name}; leave both out with {DISABLE_VARIABLE}={name}"
             )
     out = left_out(DISABLE_VARIABLE, itertools.chain(names, (feature.name for feature in others)))
-    return tuple(feature for feature in features if feature.name not in out)
+    enabled = [feature for feature in features if feature.name not in out]
+    replaced = {name for feature in enabled for name in feature.replaces}
+    return tuple([feature for feature in enabled if feature.name not in replaced])
 
 
 def left_out(variable: str, candidates: Iterable[str]) -> set[str]:

@@ -18,13 +18,10 @@ import typing_extensions
 
 from switchgear_core import own
 
-_OF_PYTORCH = (
-    str(pathlib.Path(torch.__file__).parent) + os.sep,  # torch_geometric lies next to it
-    *own.FOLDERS,
-)
+_PYTORCH = str(pathlib.Path(torch.__file__).parent) + os.sep  # torch_geometric lies next to it
 #: PyTorch's context managers are entered through contextlib; watched functions are called through the other modules.
 _OWN_FILES = (
-    *_OF_PYTORCH,
+    _PYTORCH,
     *(
         str(module.__file__)
         for module in (contextlib, logging, os, pathlib, typing_extensions, warnings)
@@ -52,7 +49,7 @@ _BACKWARD = torch.Tensor.backward
 @functools.cache
 def is_of_pytorch(file: str) -> bool:
     """Check whether a file belongs to PyTorch or Switchgear."""
-    return file.startswith(_OF_PYTORCH)
+    return file.startswith(_PYTORCH) or own.is_own(file)
 
 
 @functools.cache
@@ -69,7 +66,7 @@ def is_installed(file: str) -> bool:
 @functools.cache
 def is_own_file(name: str) -> bool:
     """Check whether a file belongs to PyTorch, Switchgear, or a module through which they call."""
-    return name.startswith(_OWN_FILES)
+    return name.startswith(_OWN_FILES) or own.is_own(name)
 
 
 def runs_no_user_code(fn: object, kinds: Iterable[type], values: Iterable[object]) -> bool:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from switchgear_core import own
 from switchgear_core.errors import InvalidInput, RegistrationError
 from switchgear_core.record.attempts import undoing
 from switchgear_core.record.handler import Feature
-from switchgear_core.registry.hookspecs import PARTS, PassPlacement
+from switchgear_core.registry.hookspecs import DISTRIBUTIONS, PARTS, PassPlacement
 from switchgear_core.registry.isolation import uncaptured
 from switchgear_core.registry.options import Option
 from switchgear_core.registry.plugin import (
@@ -155,6 +156,8 @@ def load_parts(entries: Iterable[EntryPoint]) -> Parts:
 
 def _load(entry: EntryPoint) -> Part:
     module = entry.load()
+    if distribution_of(entry)[0] in DISTRIBUTIONS:
+        own.add(module.__name__, str(module.__file__))
     manager = manager_of(module, entry.name)
     for hook in _CHOSEN:
         if getattr(manager.hook, hook).get_hookimpls():

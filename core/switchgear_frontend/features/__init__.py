@@ -6,6 +6,7 @@ from switchgear_core.registry.hookspecs import hookimpl
 from switchgear_core.registry.options import Option, one_of
 from switchgear_frontend.features.autocast import Autocast
 from switchgear_frontend.features.checkpointing import Checkpointing
+from switchgear_frontend.features.conservative_state import ConservativeState
 from switchgear_frontend.features.custom_functions import CustomFunctions
 from switchgear_frontend.features.data import Data
 from switchgear_frontend.features.distributed import Distributed
@@ -14,7 +15,6 @@ from switchgear_frontend.features.generators import Generators
 from switchgear_frontend.features.inner_grad import InnerGrad
 from switchgear_frontend.features.modes_changed import ModesChanged
 from switchgear_frontend.features.outside import Outside
-from switchgear_frontend.features.python_state import PythonState
 from switchgear_frontend.features.refusals import Refusals
 from switchgear_frontend.features.reshapes import Reshapes
 from switchgear_frontend.features.single_functions import BatchOfOne, Foreach, OneHot
@@ -40,7 +40,7 @@ BUILT_IN = (
     Feature("single_functions", (Foreach(), OneHot(), BatchOfOne())),
     Feature("fast_paths", (FastPaths(),)),
     Feature("outside", (Outside(),)),
-    Feature("python_state", (PythonState(),)),
+    Feature("conservative_state", (ConservativeState(),)),
 )
 
 

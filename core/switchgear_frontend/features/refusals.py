@@ -127,11 +127,7 @@ def refuse(
 ) -> None:
     """Raise `Unsupported` for a call that would be captured wrongly; `here` returns the user's line for the message."""
     name = getattr(func, "__name__", "")
-    if (
-        name in _ACCESS
-        and func.__self__ in _REFUSED_ATTRIBUTES
-        and not asker().startswith(own.FOLDERS)
-    ):
+    if name in _ACCESS and func.__self__ in _REFUSED_ATTRIBUTES and not own.is_own(asker()):
         attribute = func.__self__
         if attribute is torch.Tensor.grad_fn and not args[0].requires_grad:
             return  # the attribute is None
@@ -160,7 +156,7 @@ def refuse(
         )
     if name in _REFUSED_NAMES:
         full = resolve_name(func) or f"{getattr(func, '__module__', '')}.{name}"
-        if full in _REFUSED and not (caller := asker()).startswith(own.FOLDERS):
+        if full in _REFUSED and not own.is_own(caller := asker()):
             if caller.startswith(_NESTED_FILES):
                 raise Unsupported(
                     f"a nested tensor made inside a jitted function, in {here()}: make it, and use it, outside"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from typing import Any, TypeVar
 
-from switchgear_frontend.features.python_state.holders import (
+from switchgear_python_state.holders import (
     Attributes,
     Content,
     Holder,

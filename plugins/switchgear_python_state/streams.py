@@ -15,7 +15,7 @@ import torch
 
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
-from switchgear_frontend.features.python_state.holders import MISSING
+from switchgear_python_state.holders import MISSING
 
 _Memo: type = type(functools.lru_cache(lambda: None))
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from switchgear_frontend.features.python_state.frozen import is_atom, same
-from switchgear_frontend.features.python_state.holders import (
+from switchgear_python_state.frozen import is_atom, same
+from switchgear_python_state.holders import (
     MISSING,
     Content,
     Elements,
@@ -15,8 +15,8 @@ from switchgear_frontend.features.python_state.holders import (
     Items,
     Members,
 )
-from switchgear_frontend.features.python_state.reached import Reached
-from switchgear_frontend.features.python_state.rebuilding import (
+from switchgear_python_state.reached import Reached
+from switchgear_python_state.rebuilding import (
     Packing,
     Results,
     Template,
@@ -72,9 +72,7 @@ def _write(holder: Holder, packing: Packing) -> Write | None:
     now, before = holder.content(), holder.at_first
     if isinstance(holder, Elements):
         return _elements(holder, now, packing)
-    if isinstance(holder, Items) and [key for key in now if key in before] != [
-        key for key in before if key in now
-    ]:
+    if isinstance(holder, Items) and [key for key in now if key in before] != [key for key in before if key in now]:
         stored = tuple((key, _pack(holder, key, value, packing)) for key, value in now.items())
         return Write(holder, stored, is_all=True)
     stored = tuple(

@@ -40,16 +40,17 @@ from switchgear_core.record.signature import (
     standing_for,
 )
 from switchgear_core.record.user_code import is_installed
-from switchgear_frontend.features.python_state import user_objects
-from switchgear_frontend.features.python_state.class_checks import ClassChecks
-from switchgear_frontend.features.python_state.frozen import (
+from switchgear_frontend.known_calls import is_method, is_written_in_python, refuse, what_it_does
+from switchgear_python_state import user_objects
+from switchgear_python_state.class_checks import ClassChecks
+from switchgear_python_state.frozen import (
     VALUES,
     Contents,
     Instance,
     freeze,
     is_atom,
 )
-from switchgear_frontend.features.python_state.holders import (
+from switchgear_python_state.holders import (
     CONTAINERS,
     KINDS,
     MISSING,
@@ -62,9 +63,9 @@ from switchgear_frontend.features.python_state.holders import (
     dict_of,
     slots_of,
 )
-from switchgear_frontend.features.python_state.holdings import Holdings
-from switchgear_frontend.features.python_state.identity import Identities, Place, Places
-from switchgear_frontend.features.python_state.reads import (
+from switchgear_python_state.holdings import Holdings
+from switchgear_python_state.identity import Identities, Place, Places
+from switchgear_python_state.reads import (
     BASES,
     ITSELF,
     NAMES,
@@ -72,12 +73,11 @@ from switchgear_frontend.features.python_state.reads import (
     class_attribute,
     names_of,
 )
-from switchgear_frontend.features.python_state.streams import (
+from switchgear_python_state.streams import (
     Stream,
     has_stream,
     variable_of_context,
 )
-from switchgear_frontend.known_calls import is_method, is_written_in_python, refuse, what_it_does
 
 MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _HOOKS = (
@@ -114,9 +114,7 @@ _OF_METACLASSES = frozenset(
     }
 )
 #: Special methods that run when code uses the class by its name.
-_IMPLIED = frozenset(
-    {"forward", "__init__", "__new__", "__post_init__", "backward", "setup_context"}
-)
+_IMPLIED = frozenset({"forward", "__init__", "__new__", "__post_init__", "backward", "setup_context"})
 #: Types of callables that a decorator wraps or a class runs.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
@@ -125,9 +123,7 @@ _WHOLE_OBJECT = frozenset({"__dict__", "__reduce__", "__reduce_ex__", "__getstat
 #: Names in code after which the code may read any attribute of a tensor.
 _WHOLE = frozenset({"__dict__", "vars", "dir", "__getattribute__"})
 #: Attributes through which code can modify a function object.
-_PARTS_OF_FUNCTIONS = frozenset(
-    {"__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__globals__"}
-)
+_PARTS_OF_FUNCTIONS = frozenset({"__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__globals__"})
 _LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *KINDS)
 #: Types whose content no guard can check.
 _CHANGING = (bytearray, memoryview, array.array, threading.Event, queue.Queue)
@@ -145,9 +141,7 @@ _attribute = functools.cache(Attribute)
 class Reached:
     """The objects reached by a function so far, their initial content, and the reads of them."""
 
-    def __init__(
-        self, varying: Collection[int | str] = (), size_of: Callable[[torch.Tensor], Any] = len
-    ) -> None:
+    def __init__(self, varying: Collection[int | str] = (), size_of: Callable[[torch.Tensor], Any] = len) -> None:
         #: Paths of integers that had other values in other calls.
         self._varying = varying
         self._size_of = size_of
@@ -209,17 +203,13 @@ class Reached:
         for table in (*of_objects, *of_tensors, self._spaces, self._functions, self.references):
             table.clear()
         if changed:
-            raise Unsupported(
-                f"the backward of an autograd.Function writes to {changed}, which calls would not"
-            )
+            raise Unsupported(f"the backward of an autograd.Function writes to {changed}, which calls would not")
 
     def knows(self, value: object) -> bool:
         """Check whether an object is known to have existed before the function ran."""
         return id(value) in self._objects
 
-    def reach(
-        self, value: object, label: str, owner: object = None, steps: tuple[object, ...] = ()
-    ) -> None:
+    def reach(self, value: object, label: str, owner: object = None, steps: tuple[object, ...] = ()) -> None:
         """Record a value that lies at `steps` from `owner`, and follow its contents."""
         key = id(value)
         if key in self._objects:
@@ -250,9 +240,7 @@ class Reached:
         finally:
             self._is_at_work = False
 
-    def _look_into(
-        self, value: object, label: str, owner: object, steps: tuple[object, ...]
-    ) -> None:
+    def _look_into(self, value: object, label: str, owner: object, steps: tuple[object, ...]) -> None:
         if isinstance(value, types.FunctionType):
             self._function(value, label)
         elif isinstance(value, _LOOKED_INTO):
@@ -399,9 +387,7 @@ class Reached:
             read = Read(space, NAMES, names_of(space), f"the names in {label}", dict)
             self.reads[id(space), NAMES] = read
 
-    def _container(
-        self, value: object, label: str, owner: object, steps: tuple[object, ...]
-    ) -> None:
+    def _container(self, value: object, label: str, owner: object, steps: tuple[object, ...]) -> None:
         if type(value) is tuple and not self._varying and all(map(is_atom, value)):
             return
         for kind, holder in CONTAINERS:
@@ -415,9 +401,7 @@ class Reached:
             if type(item) in (int, float) and place:
                 self._number(value, key, item, where, owner, (*steps, key))
                 continue
-            if isinstance(item, type) and (
-                issubclass(item, nn.Module) or not user_objects.has_values(item)
-            ):
+            if isinstance(item, type) and (issubclass(item, nn.Module) or not user_objects.has_values(item)):
                 _refuse_metaclass(item)
                 self._read_names_of_class(item)
                 continue  # rather compared or called than changed
@@ -524,9 +508,7 @@ class Reached:
         self._met.add((id(kind),))
         self.classes.append(nn.Module if issubclass(kind, nn.Module) else kind)
         self._class(kind)
-        attributes = itertools.chain.from_iterable(
-            vars(base).items() for base in _users_bases(kind)
-        )
+        attributes = itertools.chain.from_iterable(vars(base).items() for base in _users_bases(kind))
         for name, value in attributes:  # the class of an object may lead code here
             if type(value) is not types.FunctionType:
                 self._spaces.setdefault(name, []).append(kind)
@@ -552,9 +534,7 @@ class Reached:
             held = state.get(name)
             if not isinstance(held, dict):  # a scripted module stores hooks and parts in C++
                 continue
-            if (
-                self.held.hold_dict(held, label, name) and name in MODULE_STATE
-            ):  # parts have their own guards
+            if self.held.hold_dict(held, label, name) and name in MODULE_STATE:  # parts have their own guards
                 self.noted.update([(id(module), part) for part in held if part not in state])
                 if name != "_modules":
                     for part, tensor in held.items():
@@ -784,9 +764,7 @@ class Reached:
         names = user_objects.names_in(code)
         if not names.isdisjoint(_PARTS_OF_FUNCTIONS):
             part = min(names & _PARTS_OF_FUNCTIONS)
-            raise Unsupported(
-                f"{code.co_name} asks for {part}, by which a function can be changed", splits=False
-            )
+            raise Unsupported(f"{code.co_name} asks for {part}, by which a function can be changed", splits=False)
         if "__getattribute__" in code.co_names and not code.co_name.startswith(_ACCESSORS):
             raise Unsupported(
                 f"{code.co_name} names __getattribute__, by which it may read values that no guard checks; use getattr"
@@ -798,9 +776,7 @@ class Reached:
             part = getattr(function, name)
             if part is not None:
                 self._note(function, name, part, f"{label}.{name}", code)
-        for place, (name, cell) in enumerate(
-            zip(code.co_freevars, function.__closure__ or (), strict=True)
-        ):
+        for place, (name, cell) in enumerate(zip(code.co_freevars, function.__closure__ or (), strict=True)):
             if self.places.has_objects:
                 self.reach(cell, name, function, (Attribute("__closure__"), place))
             holder = self.held.hold(Variable, cell, f"{name} in {function.__qualname__}")
@@ -841,9 +817,7 @@ class Reached:
                 if isinstance(called, _CALLED):
                     self.reach(called, label)
 
-    def _variables(
-        self, space: dict[str, Any], names: Set[str], code: types.CodeType | None = None
-    ) -> None:
+    def _variables(self, space: dict[str, Any], names: Set[str], code: types.CodeType | None = None) -> None:
         module = space.get("__name__")
         holder = self.held.hold(Variables, space, f"module {module}")
         holder.watch(names)
@@ -889,9 +863,7 @@ class Reached:
         _refuse_metaclass(kind)
         if not _is_installed(kind):
             bases = Contents(tuple, None, kind.__mro__)
-            self.reads[id(kind), BASES] = Read(
-                kind, BASES, bases, f"{kind.__name__}.{BASES}", type(kind)
-            )
+            self.reads[id(kind), BASES] = Read(kind, BASES, bases, f"{kind.__name__}.{BASES}", type(kind))
         self._read_names_of_class(kind)
         for base in _users_bases(kind):
             if id(base) in self.holders:

@@ -29,35 +29,35 @@ from switchgear_core.record.handler import Handler
 from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.signature import InputSource
 from switchgear_core.record.sizes import Sizes, active_sizes
-from switchgear_frontend.features.python_state.identity import Place
-from switchgear_frontend.features.python_state.made import (
+from switchgear_frontend.floats import Float
+from switchgear_frontend.session import Again
+from switchgear_python_state.identity import Place
+from switchgear_python_state.made import (
     note_later,
     note_set,
     reads_made,
     start_later,
 )
-from switchgear_frontend.features.python_state.reached import Reached
-from switchgear_frontend.features.python_state.reads import State, guard_on
-from switchgear_frontend.features.python_state.rebuilding import (
+from switchgear_python_state.reached import Reached
+from switchgear_python_state.reads import State, guard_on
+from switchgear_python_state.rebuilding import (
     Packing,
     Results,
     Template,
     build,
     is_odd,
 )
-from switchgear_frontend.features.python_state.recording import Recording
-from switchgear_frontend.features.python_state.unforeseen import (
+from switchgear_python_state.recording import Recording
+from switchgear_python_state.unforeseen import (
     refuse_unforeseen,
     refuse_unknown_reads,
 )
-from switchgear_frontend.features.python_state.user_objects import (
+from switchgear_python_state.user_objects import (
     compared_by_identity,
     globals_in,
     names_in,
 )
-from switchgear_frontend.features.python_state.writes import Write, changes
-from switchgear_frontend.floats import Float
-from switchgear_frontend.session import Again
+from switchgear_python_state.writes import Write, changes
 
 #: Prefix of attributes that mark tensors for TorchDynamo, as transformers' caches do; no result depends on them.
 _MARKS = "_dynamo_"
@@ -107,15 +107,11 @@ class PythonState(Handler):
         varying = sizes.marks if sizes is not None else {}
         handle = weakref.proxy(recorder)  # or modules would live until garbage is collected
         reached = Reached(varying, partial(_size_of, handle))
-        recording = Recording(
-            reached, lambda module: handle.enter_module(module), recorder.packages_of_features
-        )
+        recording = Recording(reached, lambda module: handle.enter_module(module), recorder.packages_of_features)
         return _World(reached, recording, torch.is_inference_mode_enabled())
 
     @contextlib.contextmanager
-    def running(
-        self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
-    ) -> Iterator[None]:
+    def running(self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]) -> Iterator[None]:
         """Record reads inside, and undo writes at the end."""
         world = recorder.state(self)
         if world is None:
@@ -176,9 +172,7 @@ class PythonState(Handler):
             _refuse_exact_types(reached_code, symbolic.has_arguments, kinds)
         _refuse_identity(reached, reached_code)
         replaced_call = {"Module", "__call__"}
-        if replaced_call <= reached.names and any(
-            replaced_call <= names_in(code) for code in reached_code
-        ):
+        if replaced_call <= reached.names and any(replaced_call <= names_in(code) for code in reached_code):
             raise Unsupported("the function asks for Module.__call__, which capture replaces")
         refuse_unforeseen(reached, user_code, recorder.packages_of_features)
         later = start_later(reached)
@@ -189,9 +183,7 @@ class PythonState(Handler):
         wrappers = {index: entry.wrapper for index, entry in entered if entry is not None}
         indices = {*reached.ask_arguments(wrappers)}
         arguments = {
-            index: leaf
-            for index, leaf in enumerate(recorder.leaves)
-            if index in indices or index in world.arguments
+            index: leaf for index, leaf in enumerate(recorder.leaves) if index in indices or index in world.arguments
         }
         reads = reads_made(reached, ran)
         for stream in reached.streams.values():
@@ -214,9 +206,7 @@ class PythonState(Handler):
         stays += [("{}()", reached.class_checks.stay)] * bool(reached.class_checks)
         for number, (condition, check) in enumerate(stays):
             name = f"stays{number}"
-            why = (
-                "whether an object lives, what a memo holds, or what an abstract base class answers"
-            )
+            why = "whether an object lives, what a memo holds, or what an abstract base class answers"
             recorder.guards.append(Guard(condition.format(name), why, {name: check}))
         if template is None:
             return result
@@ -235,10 +225,7 @@ def _put_back(reached: Reached) -> None:
 def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:
     """Return the objects held by containers that changed, by id."""
     changed = reached.held.changed()
-    return [
-        (id(holder.target), [(key, id(value)) for key, value in holder.content().items()])
-        for holder in changed
-    ]
+    return [(id(holder.target), [(key, id(value)) for key, value in holder.content().items()]) for holder in changed]
 
 
 def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
@@ -274,9 +261,7 @@ def _refuse_identity(reached: Reached, codes: Iterable[types.CodeType]) -> None:
     compared = frozenset().union(*map(compared_by_identity, codes))
     for held in reached.tensors.values() if compared else ():
         if not compared.isdisjoint(re.findall(r"[^\W\d]\w*", held.path.rpartition(".")[2])):
-            raise Unsupported(
-                f"{held.path}, a tensor, may be compared by `is`; pass the result of the comparison"
-            )
+            raise Unsupported(f"{held.path}, a tensor, may be compared by `is`; pass the result of the comparison")
 
 
 def _refuse_attributes_of_results(tensors: Iterable[torch.Tensor]) -> None:

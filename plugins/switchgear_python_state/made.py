@@ -7,17 +7,17 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 
 from switchgear_core.errors import Unsupported
-from switchgear_frontend.features.python_state.frozen import FLOAT, NUMBER, same
-from switchgear_frontend.features.python_state.holders import (
+from switchgear_python_state.frozen import FLOAT, NUMBER, same
+from switchgear_python_state.holders import (
     MISSING,
     ClassAttributes,
     Items,
     Slots,
     Variables,
 )
-from switchgear_frontend.features.python_state.reached import Reached, own_dict
-from switchgear_frontend.features.python_state.reads import Read
-from switchgear_frontend.features.python_state.user_objects import attributes_set, names_in
+from switchgear_python_state.reached import Reached, own_dict
+from switchgear_python_state.reads import Read
+from switchgear_python_state.user_objects import attributes_set, names_in
 
 
 def reads_made(reached: Reached, ran: Container[int]) -> list[Read]:
@@ -50,9 +50,7 @@ def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
     for holder in [*reached.holders.values()] if names else ():
         if isinstance(holder, (Items, Slots)) and not names.isdisjoint(holder.before):
             target = id(holder.target)
-            unread = [
-                name for name in names & holder.before.keys() if (target, name) not in reached.reads
-            ]
+            unread = [name for name in names & holder.before.keys() if (target, name) not in reached.reads]
             now = holder.content() if unread else {}
             for name in unread:
                 value = holder.before[name]

@@ -21,7 +21,7 @@ import torch
 from switchgear_core import torch_private as internals
 from switchgear_core.record.guards import Guard, Known
 from switchgear_core.record.signature import Argument, Attribute, follow
-from switchgear_frontend.features.python_state.frozen import (
+from switchgear_python_state.frozen import (
     NUMBER,
     TENSOR,
     Contents,
@@ -35,9 +35,9 @@ from switchgear_frontend.features.python_state.frozen import (
     same,
     same_keys,
 )
-from switchgear_frontend.features.python_state.holders import MISSING, NOT_SET, dict_of
-from switchgear_frontend.features.python_state.identity import Identities, Place
-from switchgear_frontend.features.python_state.streams import variable_of_context
+from switchgear_python_state.holders import MISSING, NOT_SET, dict_of
+from switchgear_python_state.identity import Identities, Place
+from switchgear_python_state.streams import variable_of_context
 
 #: Key for the owner itself.
 ITSELF: Any = type("Itself", (), {})()
@@ -234,8 +234,7 @@ class State:
         objects = self.objects(leaves)
         missed = [read for read in self._reads if not read.holds(objects)]
         changes = [
-            f"{read.label} (from {_shown(read.value)} to {_shown(read.now(objects))})"
-            for read in missed[:_MOST_TOLD]
+            f"{read.label} (from {_shown(read.value)} to {_shown(read.now(objects))})" for read in missed[:_MOST_TOLD]
         ]
         return ", ".join(changes) or self._identities.missed(objects) or "Python state"
 
@@ -357,9 +356,7 @@ def _is_by_identity(frozen: object, is_still: bool) -> bool:
 
 
 def _is_versioned(kind: type) -> bool:
-    return issubclass(kind, dict) and not issubclass(
-        kind, OrderedDict
-    )  # `move_to_end` bypasses the version
+    return issubclass(kind, dict) and not issubclass(kind, OrderedDict)  # `move_to_end` bypasses the version
 
 
 def _add_identity(node: Any, frozen: object, value: Any, label: list[str], is_still: bool) -> None:

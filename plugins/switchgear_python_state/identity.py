@@ -14,7 +14,7 @@ from torch import nn
 
 from switchgear_core import torch_private as internals
 from switchgear_core.record.signature import Argument, Attribute, follow, is_object
-from switchgear_frontend.features.python_state.holders import KINDS, MISSING
+from switchgear_python_state.holders import KINDS, MISSING
 
 #: Types of objects that are identical in every call if equal.
 _SAME_EVERYWHERE = (
@@ -53,9 +53,7 @@ class Place(NamedTuple):
             return MISSING
 
     def __str__(self) -> str:
-        steps = [
-            f".{step.name}" if isinstance(step, Attribute) else f"[{step!r}]" for step in self.steps
-        ]
+        steps = [f".{step.name}" if isinstance(step, Attribute) else f"[{step!r}]" for step in self.steps]
         owner = self.owner if self.is_of_call else f"a {type(self.owner).__name__} outside"
         return f"{owner}{''.join(steps)}"
 

@@ -19,7 +19,7 @@ _LOOKED_INTO = {"__main__", "argparse", "collections", "configparser", "weakref"
 _FIXED = sys.stdlib_module_names - _LOOKED_INTO | {
     *("torch", "functorch", "numpy", "scipy", "sympy", "mpmath", "networkx", "packaging"),
     *("tokenizers", "huggingface_hub", "safetensors", "typing_extensions"),
-    *(*own.PACKAGES, "pluggy"),
+    *(*own.PACKAGES, __package__, "pluggy"),
 }
 #: Prefixes of modules in fixed packages that read attributes of the user's modules.
 _MODULES = ("torch.nn.modules.", "torch.nn.utils.", "torch.optim.")
@@ -119,11 +119,7 @@ def variables_in(code: types.CodeType) -> frozenset[str]:
 
 def _named_by(code: types.CodeType, bits: Mapping[int, int]) -> set[str]:
     """Return the names in these operations; the given number of low bits in an argument are flags."""
-    return {
-        code.co_names[argument >> bits[operation]]
-        for operation, argument in operations(code)
-        if operation in bits
-    }
+    return {code.co_names[argument >> bits[operation]] for operation, argument in operations(code) if operation in bits}
 
 
 @functools.cache

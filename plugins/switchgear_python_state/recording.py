@@ -19,20 +19,20 @@ from torch import nn
 from switchgear_core import own
 from switchgear_core.errors import Unsupported
 from switchgear_core.patches import Change, caller, redirected, replace, replaced
-from switchgear_frontend.features.python_state import user_objects
-from switchgear_frontend.features.python_state.holders import MISSING
-from switchgear_frontend.features.python_state.reached import MODULE_STATE, Reached, part_of
 from switchgear_frontend.known_calls import refuse_call, refuse_start
 from switchgear_frontend.running_code import RunningCode
+from switchgear_python_state import user_objects
+from switchgear_python_state.holders import MISSING
+from switchgear_python_state.reached import MODULE_STATE, Reached, part_of
 
 #: Global variables of `torch.nn.modules.module`, whose own reads are covered by other guards.
 _OF_MODULES = vars(nn.modules.module)
-_SILENT = (*own.FOLDERS, str(Path(nn.modules.module.__file__)))
+_SILENT = str(Path(nn.modules.module.__file__))
 
 
 @functools.cache
 def _is_silent(file: str) -> bool:
-    return file.startswith(_SILENT)
+    return file == _SILENT or own.is_own(file)
 
 
 def _getattr(
@@ -68,9 +68,7 @@ def _missing(reached: Reached, thread: int) -> Callable[[torch.Tensor, str], Any
 class Recording:
     """A recorder of attribute reads by this thread, on instances of the reached classes."""
 
-    def __init__(
-        self, reached: Reached, enter_module: Callable[[nn.Module], None], packages: tuple[str, ...]
-    ) -> None:
+    def __init__(self, reached: Reached, enter_module: Callable[[nn.Module], None], packages: tuple[str, ...]) -> None:
         self._reached = reached
         #: Packages of features, each with a trailing dot; their code is not part of the function.
         self._packages = packages
@@ -223,9 +221,7 @@ class Recording:
                 self._look(self._reached.reach, module, module.__name__)
         return module
 
-    def _environment(
-        self, original: Callable[..., Any], environment: object, variable: str | None = None
-    ) -> Any:
+    def _environment(self, original: Callable[..., Any], environment: object, variable: str | None = None) -> Any:
         # skip the frame of `redirected`
         if user_objects.is_users(caller(2, "os", "collections")):
             self._reached.read_environment(variable)

@@ -179,9 +179,7 @@ class Variables(_InDict):
         if self.is_untouched():
             return False
         now, before = self.names & self.target.keys(), self.at_first
-        return now != before.keys() or any(
-            self.target[key] is not value for key, value in before.items()
-        )
+        return now != before.keys() or any(self.target[key] is not value for key, value in before.items())
 
     def put(self, content: Content) -> None:
         """Set or delete the watched variables."""

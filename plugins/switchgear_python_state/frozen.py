@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from switchgear_core.record.guards import HEAP, Known, value_key
-from switchgear_frontend.features.python_state.holders import Content, dict_base, items_of
+from switchgear_python_state.holders import Content, dict_base, items_of
 
 #: Types whose values are compared by type and value; other objects are compared by identity.
 ATOMS = (
@@ -96,9 +96,7 @@ def freeze(value: Any, knowledge: Knowledge, around: tuple[int, ...] = ()) -> ob
         owner = value.__self__
         of = Known(owner) if isinstance(owner, torch.nn.Module) else owner
         return Contents(types.MethodType, None, (value.__func__, of))
-    is_container = issubclass(
-        kind, (tuple, list, dict, set, frozenset, deque, types.MappingProxyType)
-    )
+    is_container = issubclass(kind, (tuple, list, dict, set, frozenset, deque, types.MappingProxyType))
     if not is_container or kind is torch.Size or id(value) in around:
         return Instance(kind) if knowledge.is_of_call(value) else value
     held = knowledge.content(value)

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from switchgear_core.errors import Unsupported
 from switchgear_core.record.user_code import is_of_pytorch, is_standard
-from switchgear_frontend.features.python_state import user_objects
-from switchgear_frontend.features.python_state.reached import Reached
+from switchgear_python_state import user_objects
+from switchgear_python_state.reached import Reached
 
 #: Types of objects that are unchanged in another call if their identity is.
 _SPACES = (type, types.ModuleType)
@@ -20,9 +20,7 @@ _SETTLED = (*_SPACES, types.FunctionType, types.BuiltinFunctionType)
 _UNKNOWN = frozenset({"globals", "eval", "f_globals", "f_locals"})
 
 
-def refuse_unforeseen(
-    reached: Reached, ran: Mapping[int, types.CodeType], packages: tuple[str, ...]
-) -> None:
+def refuse_unforeseen(reached: Reached, ran: Mapping[int, types.CodeType], packages: tuple[str, ...]) -> None:
     """Raise `Unsupported` if unforeseen code reads variables. Code of `packages`, with trailing dots, is exempt.
 
     Packages of module finders are exempt too: a late import runs their code, as with editable installs.
@@ -74,9 +72,7 @@ def _reads(reached: Reached, code: types.CodeType) -> bool:
     space = reached.started[id(code)]
     for name in user_objects.globals_in(code) & space.keys():
         value = space[name]
-        attrs = (
-            vars(value) if isinstance(value, _SPACES) and user_objects.is_users_space(value) else ()
-        )
+        attrs = vars(value) if isinstance(value, _SPACES) and user_objects.is_users_space(value) else ()
         if not isinstance(value, _SETTLED) or not user_objects.names_in(code).isdisjoint(attrs):
             return True
         reached.note_afterwards(space, name, value, f"{space.get('__name__')}.{name}")

@@ -22,11 +22,11 @@ from switchgear_core.errors import Unsupported
 from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.signature import is_bound
 from switchgear_core.record.sizes import active_sizes, fixed, has_numbers, python
-from switchgear_frontend.features.python_state.frozen import ATOMS, is_atom
-from switchgear_frontend.features.python_state.holders import Slots, dict_base, slots_of
-from switchgear_frontend.features.python_state.identity import Place
-from switchgear_frontend.features.python_state.reached import Reached, own_dict
 from switchgear_frontend.floats import Float
+from switchgear_python_state.frozen import ATOMS, is_atom
+from switchgear_python_state.holders import Slots, dict_base, slots_of
+from switchgear_python_state.identity import Place
+from switchgear_python_state.reached import Reached, own_dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +139,7 @@ class Packing:
         self._refs.append(value)
         kind = type(value)
         keys: tuple[object, ...]
-        if isinstance(value, (list, set, deque)) or (
-            is_bare and isinstance(value, (tuple, frozenset))
-        ):
+        if isinstance(value, (list, set, deque)) or (is_bare and isinstance(value, (tuple, frozenset))):
             keys, items = (), tuple(value)
         elif isinstance(value, dict) and not any(isinstance(key, torch.Tensor) for key in value):
             keys, items = tuple(map(key_of, dict.keys(value))), tuple(dict.values(value))
@@ -173,9 +171,7 @@ class Packing:
     def _leaf(self, value: object) -> int:
         if id(value) not in self._indices:
             self._indices[id(value)] = len(self.leaves)
-            self.leaves.append(
-                self.recorder.adopted(value) if isinstance(value, torch.Tensor) else value
-            )
+            self.leaves.append(self.recorder.adopted(value) if isinstance(value, torch.Tensor) else value)
         return self._indices[id(value)]
 
     def _was_there(self, value: object) -> bool:
@@ -216,11 +212,7 @@ def _is_plain_object(value: object) -> bool:
     if kind is types.SimpleNamespace:
         return True
     has_state = own_dict(value) is not None or any(True for _ in slots_of(kind))
-    return (
-        has_state
-        and kind.__new__ is object.__new__
-        and not isinstance(value, (nn.Module, functools.partial))
-    )
+    return has_state and kind.__new__ is object.__new__ and not isinstance(value, (nn.Module, functools.partial))
 
 
 def _attributes(value: object) -> Iterable[tuple[str, Any]]:
@@ -285,9 +277,7 @@ def _build(template: Built, part: Callable[[Template], object], objects: dict[in
     return value
 
 
-def _function(
-    template: Built, part: Callable[[Template], object], objects: dict[int, Any]
-) -> types.FunctionType:
+def _function(template: Built, part: Callable[[Template], object], objects: dict[int, Any]) -> types.FunctionType:
     code, scope, name = template.pattern
     cells: Any = tuple([part(cell) for cell in template.items[2:]])
     defaults: Any = part(template.items[0])

@@ -1,0 +1,50 @@
+"""Each shipped part left out in turn, and all of them: slower, never wrong."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+
+import pytest
+
+import switchgear as sg
+from conftest import shipped
+from switchgear_core.registry import parts
+from tests.parts.ordinary import CASES, compare
+
+SHIPPED = [entry.name for entry in shipped(group=parts.PARTS) if entry.dist and entry.dist.name == "switchgear"]
+LEFT_OUT = {**{f"without {name}": {name} for name in SHIPPED}, "the core alone": {*SHIPPED}}
+
+
+def without(names: set[str], *, group: str) -> list[EntryPoint]:
+    return [entry for entry in shipped(group=group) if group != parts.PARTS or entry.name not in names]
+
+
+@pytest.fixture(params=LEFT_OUT)
+def left_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
+    names = LEFT_OUT[request.param]
+    monkeypatch.setattr(parts, "entry_points", lambda *, group: without(names, group=group))
+    parts.forget_parts()
+    yield names
+    parts.forget_parts()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_models_are_as_in_eager(left_out: set[str], name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", sg.errors.FallbackWarning)
+        warnings.simplefilter("ignore", sg.errors.RecompileWarning)
+        compare(name)
+    assert left_out.isdisjoint(part.name for part in parts.installed_parts().all)
+
+
+def test_with_all_parts_state_is_compiled() -> None:
+    for name in ("a counter on self", "a list on self", "rows of a buffer", "a closure"):
+        assert not compare(name)._switchgear.fallbacks.reasons, name
+
+
+def test_an_option_of_a_part_that_is_left_out(left_out: set[str]) -> None:
+    if "memory" in left_out:
+        with pytest.raises(TypeError, match=r"sg\.jit has no option memory"):
+            sg.jit(lambda x: x, memory="lean")
