@@ -44,7 +44,7 @@ def facts_before(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         compiler.selection,
         None,
         programs=tuple(
-            [replace(one, regions=own) for one, own in zip(programs, regions, strict=False)]
+            [replace(item, regions=group) for item, group in zip(programs, regions, strict=False)]
         ),
         saved=saved_by(entry),
         eager_bytes=bytes_in_eager(entry, compiler.selection),
@@ -88,7 +88,7 @@ def undecided(selection: Selection, noted: list[ExplainedRegion]) -> Selection:
             noted.append(ExplainedRegion(_operators(region), (executor.name,)))
 
     twins = {executor: _idle(executor, note) for executor in selection.executors}
-    claimants = (replace(one, executor=twins[one.executor]) for one in selection.claimants)
+    claimants = (replace(entry, executor=twins[entry.executor]) for entry in selection.claimants)
     return replace(
         selection,
         settings={**selection.settings, "compile": "now"},

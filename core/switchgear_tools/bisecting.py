@@ -10,11 +10,14 @@ from switchgear_core.registry.fuel import Fuel
 
 
 def bisect(check: Callable[[Fuel], object]) -> BoundSymbol:
-    """Return the region without which `check` passes, and with which `check` fails.
+    """Find the region without which `check` passes, and with which `check` fails.
 
     Args:
         check: passes its fuel to `sg.jit` and compares. A failing check raises or returns False. Every call of `check`
             has to do the same.
+
+    Returns:
+        The region.
 
     Raises:
         SwitchgearError: `check` passes with all regions fused, or fails with none.

@@ -47,41 +47,41 @@ def cache_use() -> CacheUse | None:
     folder = disk_cache.entries()
     if folder is None:
         return None
-    sizes = [file.lstat().st_size for one in disk_cache.everything() for file in _files(one)]
+    sizes = [file.lstat().st_size for entry in disk_cache.everything() for file in _files(entry)]
     return CacheUse(folder, len(sizes), sum(sizes))
 
 
 def clear_cache() -> CacheUse | None:
     """Delete Switchgear's own cache, and nothing else; return the size before."""
     use = cache_use()
-    for one in disk_cache.everything():
-        if not one.is_dir():
-            one.unlink(missing_ok=True)
-        elif not one.name.startswith("work-") or disk_cache.is_abandoned(one):
-            shutil.rmtree(one, ignore_errors=True)
+    for entry in disk_cache.everything():
+        if not entry.is_dir():
+            entry.unlink(missing_ok=True)
+        elif not entry.name.startswith("work-") or disk_cache.is_abandoned(entry):
+            shutil.rmtree(entry, ignore_errors=True)
     return use
 
 
 def export_cache(file: Path) -> int:
     """Put the sound entries into an archive; return their number. Raises `InvalidInput`."""
     manifest = json.dumps({"format": _FORMAT, "machine": _machine()}).encode()
-    entries = [one for one in disk_cache.everything() if disk_cache.ENTRY.fullmatch(one.name)]
+    entries = [entry for entry in disk_cache.everything() if disk_cache.ENTRY.fullmatch(entry.name)]
     count, new = 0, None
     try:
         # a new file with a random name: at a name that others can guess, a link may lie
         descriptor, new = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".new")
         with (
-            os.fdopen(descriptor, "wb") as written,
-            tarfile.open(fileobj=written, mode="w:gz") as archive,
+            os.fdopen(descriptor, "wb") as stream,
+            tarfile.open(fileobj=stream, mode="w:gz") as archive,
             Progress(len(entries), "exporting", shown=True, unit="files") as progress,
         ):
             _add(archive, _MANIFEST, manifest)
-            for one in entries:
-                content = one.read_bytes()
-                if disk_cache.is_sound(one.name, content):
-                    _add(archive, one.name, content)
+            for entry in entries:
+                content = entry.read_bytes()
+                if disk_cache.is_sound(entry.name, content):
+                    _add(archive, entry.name, content)
                     count += 1
-                progress.after(one)
+                progress.after(entry)
         os.replace(new, file)
     except OSError as error:
         raise InvalidInput(f"{file} cannot be written: {error}") from error
@@ -205,8 +205,8 @@ def _check_machine(manifest: bytes) -> None:
         raise InvalidInput(f"is of no use here: {'; '.join(differences)}")
 
 
-def _files(one: Path) -> Iterator[Path]:
-    yield from one.rglob("*") if one.is_dir() else (one,)
+def _files(path: Path) -> Iterator[Path]:
+    yield from path.rglob("*") if path.is_dir() else (path,)
 
 
 def _machine() -> dict[str, str]:

@@ -53,13 +53,13 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error, and exit with 2."""
-        wrong, known = "", list[str]()
+        wrong, choices = "", list[str]()
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
-            wrong, known = choice[1], re.findall(r"[\w-]+", choice[2])
-            message = f"{wrong!r} is not one of {', '.join(known)}"
+            wrong, choices = choice[1], re.findall(r"[\w-]+", choice[2])
+            message = f"{wrong!r} is not one of {', '.join(choices)}"
         elif option := re.search(r"unrecognized arguments: (\S+)", message):
-            wrong, known = option[1], [*_OPTIONS]
-        close = difflib.get_close_matches(wrong, known, n=1)
+            wrong, choices = option[1], [*_OPTIONS]
+        close = difflib.get_close_matches(wrong, choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         self.exit(2, f"{self.prog}: {message}{hint}\nRead {self.prog} --help.\n")
 
@@ -90,17 +90,17 @@ def command_line() -> argparse.ArgumentParser:
 
     def command(name: str, help: str, *examples: str, about: str = "") -> argparse.ArgumentParser:
         shown = "\n".join([f"  switchgear {example}" for example in examples])
-        own = commands.add_parser(
+        subparser = commands.add_parser(
             name,
             help=help[0].lower() + help[1:],
             description=f"{help}.\n\n{about}".strip(),
             epilog=f"examples:\n{shown}\n\n{_STATUS}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        own.add_argument(
+        subparser.add_argument(
             "--json", action="store_true", help="print JSON, with the number of its schema"
         )
-        return own
+        return subparser
 
     plugins = command(
         "plugins", "List installed plugins, and why one is not loaded", "plugins", "plugins -v"

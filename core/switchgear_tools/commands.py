@@ -100,9 +100,9 @@ def _operators(chosen: argparse.Namespace) -> int:
         )
     else:
         hint = did_you_mean(chosen.name, [row.operator for row in everything])
-        who, which = chosen.executor or "no plugin", f"with {chosen.name!r} in its name"
+        subject, which = chosen.executor or "no plugin", f"with {chosen.name!r} in its name"
         raise InvalidInput(
-            f"{who} registers {'no' if chosen.executor else 'an'} operator {which if chosen.name else ''}{hint}; "
+            f"{subject} registers {'no' if chosen.executor else 'an'} operator {which if chosen.name else ''}{hint}; "
             "executors such as inductor and torch decide call by call: run switchgear explain"
         )
     return int(not rows)
@@ -126,8 +126,8 @@ def _explain(chosen: argparse.Namespace) -> int:
             ) from error
     if not isinstance(arguments, (tuple, dict)):
         arguments = (arguments,)
-    own: Defaults = {"executors": executors_in(chosen.executors)} if chosen.executors else {}
-    with defaults(**own):
+    options: Defaults = {"executors": executors_in(chosen.executors)} if chosen.executors else {}
+    with defaults(**options):
         args, kwargs = ((), arguments) if isinstance(arguments, dict) else (arguments, {})
         explanation = explain_before(function, *args, **kwargs)
     if chosen.html is not None:
@@ -143,8 +143,8 @@ def _explain(chosen: argparse.Namespace) -> int:
 
 
 def _new(chosen: argparse.Namespace) -> int:
-    taken = {name for one in plugin_report() for name in (one.name, *one.executors)}
-    folder = new_plugin(chosen.name, Path.cwd(), taken)
+    names_in_use = {name for report in plugin_report() for name in (report.name, *report.executors)}
+    folder = new_plugin(chosen.name, Path.cwd(), names_in_use)
     steps = [
         f"pip install --editable {folder.name}",
         f"switchgear test {chosen.name}",
@@ -161,11 +161,11 @@ def _test(chosen: argparse.Namespace) -> int:
         raise InvalidInput("it needs pytest: pip install 'switchgear[testing]'")
     if not [*plugin_checks(name)]:
         raise InvalidInput(f"{name} registers no implementation and no grad rule: nothing to test")
-    asked = f"-p switchgear -p no:cacheprovider --switchgear-plugin {name}"
+    options = f"-p switchgear -p no:cacheprovider --switchgear-plugin {name}"
     command = [
         "-m",
         "pytest",
-        *asked.split(),
+        *options.split(),
         "--pyargs",
         "switchgear_tools.testing.suite",
         *chosen.pytest,
@@ -198,8 +198,8 @@ def _cache(chosen: argparse.Namespace) -> int:
     action, file = chosen.action, chosen.file
     if (file is None) == (action in ("export", "import")):
         needs = "a FILE" if file is None else "no FILE"
-        written = f"switchgear cache {action}{' FILE' if file is None else ''}"
-        print(f"switchgear cache {action} takes {needs}; write {written}", file=sys.stderr)
+        usage = f"switchgear cache {action}{' FILE' if file is None else ''}"
+        print(f"switchgear cache {action} takes {needs}; write {usage}", file=sys.stderr)
         return 2
     if chosen.trust and action != "import":
         print(f"switchgear cache {action} takes no --trust; leave it out", file=sys.stderr)

@@ -60,28 +60,28 @@ def _functions_are_seen() -> bool:
         def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
-    seen: list[Any] = []
+    functions: list[Any] = []
 
     def apply(original: Callable[..., object], function: object, *args: object) -> Any:
-        seen.append(function)
+        functions.append(function)
         return original(function, *args)
 
     with redirected(torch.autograd.Function, "apply", apply):
         Twice.apply(torch.ones(1))  # type: ignore[no-untyped-call]
-    return seen == [Twice]
+    return functions == [Twice]
 
 
 def _checkpoints_are_seen() -> bool:
-    seen: list[Any] = []
+    contexts: list[Any] = []
 
     @contextlib.contextmanager
     def region(function: object, context_fn: object) -> Iterator[None]:
-        seen.append(context_fn)
+        contexts.append(context_fn)
         yield
 
     with internals.checkpoint_regions(region):
         checkpoint(torch.sin, torch.ones(1), use_reentrant=False)
-    return seen == [internals.NO_CONTEXT]
+    return contexts == [internals.NO_CONTEXT]
 
 
 def _gradients_are_eagers() -> bool:

@@ -105,7 +105,7 @@ def _facts_after(compiler: Compiler) -> Facts:
     calls = _calls(compiler)
     is_told = bool(entries or calls.fallbacks or not calls.total)
     notes = [note for entry, graph in entries for note in _notes(entry, selection, graph)]
-    programs = [one for entry, graph in entries for one in programs_of(entry, selection, graph)]
+    programs = [item for entry, graph in entries for item in programs_of(entry, selection, graph)]
     return Facts(
         compiler.name,
         selection,
@@ -149,9 +149,9 @@ def _notes(entry: Entry, selection: Selection, graph: str) -> Iterator[str]:
 
 def _calls(compiler: Compiler) -> ExplainedCalls:
     fallbacks = [
-        ExplainedFallback(str(one), one.calls, one.splits)
-        for one in compiler.fallbacks.reasons.values()
-        if one.calls
+        ExplainedFallback(str(fallback), fallback.calls, fallback.splits)
+        for fallback in compiler.fallbacks.reasons.values()
+        if fallback.calls
     ]
     splits = tuple(map(explained_split, compiler.splits.values()))
     return ExplainedCalls(compiler.calls, len(compiler.cache.reasons), tuple(fallbacks), splits)
@@ -160,8 +160,8 @@ def _calls(compiler: Compiler) -> ExplainedCalls:
 def explained_split(split: Split) -> ExplainedSplit:
     """Return the facts about a function that TorchDynamo split."""
     graphs = [
-        ExplainedGraph(one.line, one.operators, one.is_compiled, tuple(one.refusals))
-        for one in split.graphs
+        ExplainedGraph(graph.line, graph.operators, graph.is_compiled, tuple(graph.refusals))
+        for graph in split.graphs
     ]
     return ExplainedSplit(
         split.name, split.doubt, split.ratio, tuple(graphs), tuple(split.breaks.items())

@@ -54,7 +54,7 @@ class Explanation(Shown):
     def operators(self) -> Details[Choice]:
         """Return the executor of each operator, with the reasons of the executors that declined."""
         facts = self.facts
-        choices = tuple([one for one in facts.choices if one.kind != "gradient"])
+        choices = tuple([choice for choice in facts.choices if choice.kind != "gradient"])
         regions = Counter(
             f"{program.kind}: {region}" for program in facts.programs for region in program.regions
         )
@@ -67,7 +67,7 @@ class Explanation(Shown):
 
     def gradients(self) -> Details[Choice]:
         """Return the rule that differentiates each operator, with the reasons of the rules that declined."""
-        choices = tuple([one for one in self.facts.choices if one.kind == "gradient"])
+        choices = tuple([choice for choice in self.facts.choices if choice.kind == "gradient"])
         lines = grouped(choices, self.facts.selection.skipped)
         return Details(choices, tuple(lines or ["no operator is differentiated"]))
 
@@ -101,8 +101,8 @@ class Explanation(Shown):
         lines = [self.facts.fallback] * bool(self.facts.fallback)
         if calls is not None:
             lines += [
-                f"{one.calls:4} x {one.reason} ({one.split} split by TorchDynamo)"
-                for one in calls.fallbacks
+                f"{fallback.calls:4} x {fallback.reason} ({fallback.split} split by TorchDynamo)"
+                for fallback in calls.fallbacks
             ]
             lines += [line for split in calls.splits for line in split.lines()]
         return Details(tuple(lines), tuple(lines or ["no call fell back"]))
@@ -116,8 +116,8 @@ class Explanation(Shown):
             "function": facts.name,
             "calls": None if facts.calls is None else asdict(facts.calls),
             "fallback": facts.fallback,
-            "executors": [one.label for one in selection.claimants],
-            "choosers": [one.label for one in selection.choosers],
+            "executors": [claimant.label for claimant in selection.claimants],
+            "choosers": [chooser.label for chooser in selection.choosers],
             "rule_packages": rule_packages(selection),
             "skipped": dict(selection.skipped),
             "not_asked": list(selection.passed_over),
@@ -134,8 +134,8 @@ class Explanation(Shown):
             ],
             "by_executor": [asdict(row) for row in by_executor(facts)],
             "not_fused": [
-                {"reason": one.reason, "count": one.count, "operators": dict(one.operators)}
-                for one in not_fused(facts)
+                {"reason": row.reason, "count": row.count, "operators": dict(row.operators)}
+                for row in not_fused(facts)
             ],
             "memory": facts.memory,
             "saved_bytes": facts.saved_bytes,
@@ -162,11 +162,14 @@ class Explanation(Shown):
         return write_page(self.facts, self.text(80), path)
 
     def text(self, width: int | None = None, detail: str = ".{}()") -> str:
-        """Return the summary.
+        """Summarise the explanation.
 
         Args:
             width: the most columns of a line, between 40 and 80; by default the width of the terminal.
             detail: how the text refers to a detail, by default as a method.
+
+        Returns:
+            The summary, of several lines.
         """
         columns = shutil.get_terminal_size().columns if width is None else width
         return "\n".join(summary(self.facts, min(max(columns, 40), 80), detail))

@@ -55,10 +55,10 @@ class ExplainedSplit:
         if self.doubt and not self.graphs:
             return f"TorchDynamo: nothing was split, because {self.doubt}"
         compiled = [graph for graph in self.graphs if graph.is_compiled]
-        done, every = (sum(one.operators for one in some) for some in (compiled, self.graphs))
-        share = f" ({done / every:.0%})" if every else ""
+        count, total = (sum(graph.operators for graph in some) for some in (compiled, self.graphs))
+        share = f" ({count / total:.0%})" if total else ""
         counts = f"{len(compiled)} of {len(self.graphs)} graphs compiled"
-        return f"TorchDynamo: {counts}, with {done} of {every} calls{share}"
+        return f"TorchDynamo: {counts}, with {count} of {total} calls{share}"
 
     def exceptions(self) -> Iterator[str]:
         """Yield the graphs that run in eager, and the places where the function breaks."""
@@ -203,12 +203,12 @@ def by_executor(facts: Facts) -> list[ExecutorRow]:
             if item.implementation is not None:
                 parts = len(_parts(item, facts.selection.fusion))
                 operators[item.implementation.owner][program.kind] += parts
-    regions = [one for program in facts.programs for one in program.regions]
+    regions = [region for program in facts.programs for region in program.regions]
     rows = []
     for owner, counts in operators.items():
-        own = [region for region in regions if region.candidates[0] == owner]
-        gain = sum(region.gain for region in own)
-        rows.append(ExecutorRow(owner, counts["forward"], counts["backward"], len(own), gain))
+        members = [region for region in regions if region.candidates[0] == owner]
+        gain = sum(region.gain for region in members)
+        rows.append(ExecutorRow(owner, counts["forward"], counts["backward"], len(members), gain))
     return sorted(rows, key=lambda row: -(row.forward + row.backward))
 
 
@@ -217,8 +217,8 @@ def regions_of(trace: Trace, fusion: Collection[str]) -> Iterator[ExplainedRegio
     for item in trace.bound_symbols:
         if item.implementation is not None and item.implementation.owner in fusion:
             names = tuple([part.symbol.name for part in _parts(item, fusion)])
-            who = item.implementation
-            yield ExplainedRegion(names, (who.owner,), name=item.symbol.name, gain=who.gain)
+            runner = item.implementation
+            yield ExplainedRegion(names, (runner.owner,), name=item.symbol.name, gain=runner.gain)
 
 
 def _parts(item: BoundSymbol, fusion: Collection[str]) -> tuple[BoundSymbol, ...]:
@@ -253,9 +253,9 @@ def not_fused(facts: Facts) -> list[NotFused]:
 def _why_alone(item: BoundSymbol, fusion: Collection[str]) -> str:
     assert item.implementation is not None
     declined = item.choices[-1].declined if item.choices else ()
-    own = [f"{who}: {reason}" for who, reason in declined if who in fusion]
-    if own:
-        return "; ".join(dict.fromkeys(own))
+    reasons = [f"{owner}: {reason}" for owner, reason in declined if owner in fusion]
+    if reasons:
+        return "; ".join(dict.fromkeys(reasons))
     if IN_PLACE in item.tags:
         return "it writes in place"
     return f"{item.implementation.owner} takes it before an executor that fuses is asked"
@@ -263,7 +263,7 @@ def _why_alone(item: BoundSymbol, fusion: Collection[str]) -> str:
 
 def who_takes_part(selection: Selection) -> list[str]:
     """Return lines on the executors and rule packages of a call, and on the skipped and the unasked ones."""
-    names = ", ".join(f"{one.name} {one.options}".rstrip() for one in selection.claimants)
+    names = ", ".join(f"{entry.name} {entry.options}".rstrip() for entry in selection.claimants)
     choosers = ", ".join(chooser.label for chooser in selection.choosers)
     packages = ", ".join(rule_packages(selection))
     passed_over = ", ".join(selection.passed_over)
@@ -277,8 +277,8 @@ def who_takes_part(selection: Selection) -> list[str]:
 
 def rule_packages(selection: Selection) -> list[str]:
     """Return the rule packages, and tables of the call, that are not executors."""
-    sources = [one for one in selection.rule_sources if not isinstance(one, Claimant)]
-    return [one.name for one in sources if one.grad_rules or one.skip_rules]
+    sources = [source for source in selection.rule_sources if not isinstance(source, Claimant)]
+    return [source.name for source in sources if source.grad_rules or source.skip_rules]
 
 
 def grouped(choices: Iterable[Choice], skipped: Reasons) -> list[str]:
@@ -286,6 +286,6 @@ def grouped(choices: Iterable[Choice], skipped: Reasons) -> list[str]:
     counts: Counter[str] = Counter()
     for choice in choices:
         nothing = f"no grad rule for {choice.symbol}", f"no implementation of {choice.symbol}"
-        declined = [one for one in choice.declined if one not in skipped and one[1] not in nothing]
+        declined = [row for row in choice.declined if row not in skipped and row[1] not in nothing]
         counts[str(replace(choice, declined=tuple(declined)))] += 1
     return [f"{count:4} x {text}" for text, count in counts.items()]

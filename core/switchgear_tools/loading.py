@@ -39,23 +39,23 @@ def loaded(place: str) -> Callable[..., object]:
     Raises:
         InvalidInput: the callable is missing or cannot be called, or the module or script raises.
     """
-    home, colon, name = place.rpartition(":")
+    origin, colon, name = place.rpartition(":")
     if not colon:
         raise InvalidInput(
             f"{place!r} names no function; write module:function or script.py:function"
         )
-    if home.endswith(".py"):
-        if not os.path.exists(home):
-            folder = os.path.dirname(home)
-            scripts = [os.path.join(folder, one) for one in os.listdir(folder or ".")]
-            raise InvalidInput(f"there is no file {home}{did_you_mean(home, scripts)}")
-        sys.path.insert(0, os.path.dirname(os.path.abspath(home)))
-        with of_the_user(home):
-            namespace = runpy.run_path(home)
+    if origin.endswith(".py"):
+        if not os.path.exists(origin):
+            folder = os.path.dirname(origin)
+            scripts = [os.path.join(folder, entry) for entry in os.listdir(folder or ".")]
+            raise InvalidInput(f"there is no file {origin}{did_you_mean(origin, scripts)}")
+        sys.path.insert(0, os.path.dirname(os.path.abspath(origin)))
+        with of_the_user(origin):
+            namespace = runpy.run_path(origin)
     else:
         sys.path.insert(0, os.getcwd())
-        with of_the_user(home):
-            namespace = vars(importlib.import_module(home))
+        with of_the_user(origin):
+            namespace = vars(importlib.import_module(origin))
     try:
         first, *attributes = name.split(".")
         value = (
@@ -64,12 +64,12 @@ def loaded(place: str) -> Callable[..., object]:
             else namespace[first]
         )
     except (KeyError, AttributeError) as error:
-        known = [
-            one
-            for one, value in namespace.items()
-            if not (one.startswith("_") or isinstance(value, types.ModuleType))
+        names = [
+            key
+            for key, value in namespace.items()
+            if not (key.startswith("_") or isinstance(value, types.ModuleType))
         ]
-        raise InvalidInput(f"{home} has no {name}{did_you_mean(name, known)}") from error
+        raise InvalidInput(f"{origin} has no {name}{did_you_mean(name, names)}") from error
     if not callable(value):
         raise InvalidInput(
             f"{place} is of type {type(value).__name__}, and cannot be called; name a function"

@@ -47,12 +47,12 @@ class OperatorRow:
     @property
     def implemented_by(self) -> tuple[str, ...]:
         """The owners of implementations."""
-        return tuple([one.owner for one in self.implementations])
+        return tuple([entry.owner for entry in self.implementations])
 
     @property
     def differentiated_by(self) -> tuple[str, ...]:
         """The owners of grad rules."""
-        return tuple([one.owner for one in self.grad_rules])
+        return tuple([entry.owner for entry in self.grad_rules])
 
     def __str__(self) -> str:
         lines = [self.operator]
@@ -60,7 +60,7 @@ class OperatorRow:
             ("implementation", self.implementations),
             ("gradient", self.grad_rules),
         ):
-            lines += [f"  {what}: {one}" for one in brought]
+            lines += [f"  {what}: {entry}" for entry in brought]
             lines += [f"  by default: {_winner(brought)}"] * bool(brought)
         for what, names in (
             ("asked before, and decide by the call", self.before),
@@ -72,14 +72,14 @@ class OperatorRow:
 
 def operator_rows(plugins: Plugins) -> list[OperatorRow]:
     """Return one row for each operator, sorted by name."""
-    asked = order(plugins, "auto").asked
-    rank = {one.name: place for place, one in enumerate(asked)}
-    packages = {owner: one.name for one in plugins.rule_packages for owner in one.owners}
+    participants = order(plugins, "auto").asked
+    rank = {participant.name: place for place, participant in enumerate(participants)}
+    packages = {owner: source.name for source in plugins.rule_packages for owner in source.owners}
     owners = {owner: plugin for plugin in plugins.plugins for owner in plugin.owners}
     names = {owner: packages.get(owner, owner) for owner in owners}
-    missing = {one.name: reason_unavailable(one) or "" for one in plugins.executors}
+    missing = {executor.name: reason_unavailable(executor) or "" for executor in plugins.executors}
     registry = plugins.registry
-    found: dict[str, tuple[list[Brought], list[Brought]]] = {}
+    by_operator: dict[str, tuple[list[Brought], list[Brought]]] = {}
     for owner in sorted(owners, key=lambda owner: rank[names[owner]]):
         tables: tuple[Mapping[str, ImplementationEntry | GradRule], ...] = (
             registry.implementations_of(owner),
@@ -87,13 +87,13 @@ def operator_rows(plugins: Plugins) -> list[OperatorRow]:
         )
         for place, table in enumerate(tables):
             for operator, entry in table.items():
-                who = names[owner], owners[owner].version
-                brought = _brought(*who, entry, missing.get(owner, ""))
-                found.setdefault(operator, ([], []))[place].append(brought)
-    in_code = [one.name for one in plugins.executors if type(one).claim is not Executor.claim]
+                owner_and_version = names[owner], owners[owner].version
+                brought = _brought(*owner_and_version, entry, missing.get(owner, ""))
+                by_operator.setdefault(operator, ([], []))[place].append(brought)
+    in_code = [item.name for item in plugins.executors if type(item).claim is not Executor.claim]
     skipping = [plugin.name for plugin in plugins.plugins if plugin.skip_rule is not None]
     rows = []
-    for operator, (implementations, grad_rules) in sorted(found.items()):
+    for operator, (implementations, grad_rules) in sorted(by_operator.items()):
         first = rank[implementations[0].owner] if implementations else 0
         before = [name for name in in_code if rank[name] < first and not missing[name]]
         before.sort(key=rank.__getitem__)
@@ -110,9 +110,9 @@ def _brought(
 
 
 def _winner(brought: Sequence[Brought]) -> str:
-    able = [one for one in brought if not one.unavailable]
+    able = [entry for entry in brought if not entry.unavailable]
     if not able:
         return "nobody of these, for they cannot run here"
-    sure = next((place for place, one in enumerate(able) if not one.checker), len(able) - 1)
-    names = ", else ".join(one.owner for one in able[: sure + 1])
+    sure = next((place for place, entry in enumerate(able) if not entry.checker), len(able) - 1)
+    names = ", else ".join(entry.owner for entry in able[: sure + 1])
     return f"{names}, in the default order"

@@ -88,10 +88,10 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
     joint, overwritten = training.joint, training.parts.prices.overwritten
     fuses = bool(selection.fusion)
     eager = training.bytes_in_eager(selection)
-    wanted = fastest(joint, overwritten, fuses=fuses)
+    baseline = fastest(joint, overwritten, fuses=fuses)
 
     def point(budget: float) -> PlannedMemory:
-        parts = within_budget(wanted, joint, overwritten, int(budget * eager), fuses=fuses)
+        parts = within_budget(baseline, joint, overwritten, int(budget * eager), fuses=fuses)
         longer = extra(joint, parts, fuses=fuses)
         return PlannedMemory(budget, parts.saved_bytes, _peak(parts), longer)
 

@@ -74,17 +74,17 @@ class Profile(Shown):
     _peaks: dict[str, list[int]] = field(repr=False, compare=False)
 
     def __repr__(self) -> str:
-        whole = self.seconds or 1
+        total = self.seconds or 1
         rows = [(f"{'share':>6}", f"{'ms':>8}", f"{'bytes':>11}", "executor", "pass", "line")]
         for line in self.lines[:_ROWS]:
             numbers = (
-                f"{line.seconds / whole:>6.1%}",
+                f"{line.seconds / total:>6.1%}",
                 f"{line.seconds * 1e3:>8.3f}",
                 f"{line.bytes:>11,}",
             )
             way = "backward" if line.is_backward else "forward"
             rows.append((*numbers, line.executor, way, shortened(line.label, _WIDTH)))
-        inside = sum(line.seconds for line in self.lines) / whole
+        inside = sum(line.seconds for line in self.lines) / total
         end = [
             f"{self.seconds * 1e3:.3f} ms a call, {inside:.0%} of it in these lines; {self.calls} calls measured"
         ]
@@ -119,8 +119,8 @@ class Profile(Shown):
             InvalidInput: the file cannot be written.
         """
         explanation = explain(self._jitted)
-        whole = self.seconds or 1
-        shares = {line.label: line.seconds / whole / (line.calls or 1) for line in self.lines}
+        total = self.seconds or 1
+        shares = {line.label: line.seconds / total / (line.calls or 1) for line in self.lines}
         summary = f"{explanation.text(80)}\n\n{self!r}"
         return write_page(explanation.facts, summary, path, Measured(shares, self._peaks))
 
@@ -143,14 +143,14 @@ def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
     Raises:
         InvalidInput: the call falls back, so there is no program.
     """
-    known: dict[str, tuple[bool, str]] = {}
+    origins: dict[str, tuple[bool, str]] = {}
 
     def noted(item: BoundSymbol, label: str) -> None:
         owner = item.implementation.owner if item.implementation else "torch"
         is_backward = (
             bool(item.links) or BACKWARD in item.tags or any(part.links for part in item.subsymbols)
         )
-        known[label] = is_backward, owner
+        origins[label] = is_backward, owner
 
     compiler = compiler_for(function)
     options = {**compiler.options, "compile": "now"}
@@ -159,10 +159,10 @@ def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
     jitted = jit(target, **options)
 
     def step() -> None:
-        results = [one for one in tensors_in(jitted(*args, **kwargs)) if one.requires_grad]
+        results = [tensor for tensor in tensors_in(jitted(*args, **kwargs)) if tensor.requires_grad]
         if not results:
             return
-        inputs = [one for one in _inputs(jitted, args, kwargs) if one.requires_grad]
+        inputs = [tensor for tensor in _inputs(jitted, args, kwargs) if tensor.requires_grad]
         torch.autograd.grad(results, inputs, [*map(torch.ones_like, results)], allow_unused=True)
 
     step()
@@ -183,7 +183,7 @@ def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
         seconds = (time.perf_counter() - begin) / calls
     with torch_profile(activities=activities, profile_memory=True) as once:
         step()
-    return Profile(_lines(profiler, known, calls), seconds, calls, profiler, jitted, _peaks(once))
+    return Profile(_lines(profiler, origins, calls), seconds, calls, profiler, jitted, _peaks(once))
 
 
 def _inputs(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
@@ -193,12 +193,12 @@ def _inputs(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
 
 
 def _lines(
-    profiler: Any, known: dict[str, tuple[bool, str]], calls: int
+    profiler: Any, origins: dict[str, tuple[bool, str]], calls: int
 ) -> tuple[ProfiledLine, ...]:
     lines = []
     for event in profiler.key_averages():
-        if event.key in known:
-            is_backward, owner = known[event.key]
+        if event.key in origins:
+            is_backward, owner = origins[event.key]
             spent = (event.device_time_total or event.cpu_time_total) / calls * 1e-6
             memory = event.device_memory_usage or event.cpu_memory_usage
             row = ProfiledLine(
@@ -223,8 +223,8 @@ def _peaks(profiler: Any) -> dict[str, list[int]]:
             peaks[label].append(most - before)
         if event["name"] == "[memory]":
             total += event["args"]["Bytes"]
-            for one in open_ranges:
-                one[3] = max(one[3], total)
+            for open_range in open_ranges:
+                open_range[3] = max(open_range[3], total)
         else:
             open_ranges.append([time_of + event["dur"], event["name"], total, total])
     for _, label, before, most in reversed(open_ranges):
@@ -235,7 +235,7 @@ def _peaks(profiler: Any) -> dict[str, list[int]]:
 def _moments(events: list[dict[str, Any]]) -> Iterator[tuple[float, dict[str, Any]]]:
     """Yield ranges and memory changes with their times; device memory alone if a device was used, else the CPU's."""
     memory = [event for event in events if event.get("name") == "[memory]"]
-    ranges = [one for one in events if one.get("cat") == "user_annotation" and one.get("ph") == "X"]
+    ranges = [row for row in events if row.get("cat") == "user_annotation" and row.get("ph") == "X"]
     device = max((event["args"]["Device Type"] for event in memory), default=0)
-    own = [event for event in memory if event["args"]["Device Type"] == device]
-    yield from ((event["ts"], event) for event in (*ranges, *own))
+    changes = [event for event in memory if event["args"]["Device Type"] == device]
+    yield from ((event["ts"], event) for event in (*ranges, *changes))

@@ -35,17 +35,17 @@ class Ranged:
 
 def label_of(item: BoundSymbol) -> str:
     """Return the label of a line's range: the user's line and the operator; for a backward line also the forward's."""
-    own = item.symbol.name
+    operator = item.symbol.name
     if item.fused_by:
         parts = [link.forward for part in item.subsymbols for link in part.links] or item.subsymbols
         places = [*dict.fromkeys(str(part.source) for part in parts if part.source)]
         ends = " to ".join(dict.fromkeys((*places[:1], *places[-1:])))
-        return f"{counted(len(item.subsymbols), 'operator')}, {ends}  {own}"
+        return f"{counted(len(item.subsymbols), 'operator')}, {ends}  {operator}"
     forwards = [*dict.fromkeys(link.forward for link in item.links)]
-    sources = dict.fromkeys(str(one.source) for one in forwards or [item] if one.source)
-    names = dict.fromkeys(one.symbol.name for one in forwards)
+    sources = dict.fromkeys(str(line.source) for line in forwards or [item] if line.source)
+    names = dict.fromkeys(line.symbol.name for line in forwards)
     gradient = f"gradient of {', '.join(names)}: " if names else ""
-    return f"{', '.join(sources)}  {gradient}{own}".lstrip()
+    return f"{', '.join(sources)}  {gradient}{operator}".lstrip()
 
 
 def ranged(noted: Callable[[BoundSymbol, str], object] = lambda item, label: None) -> PassPlacement:

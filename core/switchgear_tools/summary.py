@@ -62,9 +62,9 @@ def _head(facts: Facts, width: int, detail: str) -> Iterator[str]:
 def _counts(calls: ExplainedCalls, detail: str) -> str:
     if not calls.total:
         return "not called yet; sg.explain(f, *args) explains a call before it runs"
-    fell_back = sum(one.calls for one in calls.fallbacks)
-    whole = " as a whole" * any(one.split for one in calls.fallbacks)
-    times = {0: f"never compiled{whole}", 1: "compiled once", 2: "compiled twice"}
+    fell_back = sum(entry.calls for entry in calls.fallbacks)
+    suffix = " as a whole" * any(entry.split for entry in calls.fallbacks)
+    times = {0: f"never compiled{suffix}", 1: "compiled once", 2: "compiled twice"}
     compiled = times.get(calls.compilations, f"compiled {calls.compilations} times")
     why = f"; the last one shown, why others: {detail.format('recompilations')}"
     calls_made = counted(calls.total, "call")
@@ -74,15 +74,15 @@ def _counts(calls: ExplainedCalls, detail: str) -> str:
 def _fallbacks(calls: ExplainedCalls, width: int, detail: str) -> Iterator[str]:
     """Yield lines on calls that were not captured, by reason, and the remedy."""
     for how, counts in (
-        ("ran in eager, not compiled", [one.calls - one.split for one in calls.fallbacks]),
-        ("were split by TorchDynamo", [one.split for one in calls.fallbacks]),
+        ("ran in eager, not compiled", [entry.calls - entry.split for entry in calls.fallbacks]),
+        ("were split by TorchDynamo", [entry.split for entry in calls.fallbacks]),
     ):
         total = sum(counts)
         if total:
             share = f"{total / calls.total:.0%}"
             yield from _wrapped(f"{total} of {calls.total} calls ({share}) {how}:", width)
             pairs = [*zip(counts, calls.fallbacks, strict=True)]
-            reasons = [f"{count} x {_brief(one.reason)}" for count, one in pairs if count]
+            reasons = [f"{count} x {_brief(entry.reason)}" for count, entry in pairs if count]
             yield from _listed(reasons, width, detail.format("fallbacks"))
     for split in calls.splits:
         yield from _wrapped(split.heading, width, "  ")
@@ -127,20 +127,20 @@ def _as_list(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -
 def _memory(facts: Facts, width: int) -> Iterator[str]:
     """Yield lines on the bytes saved for the backward, compared with eager, and on the peaks of the programs."""
     if facts.saved:
-        own = [value for value in facts.saved if not value.alive]
+        saved = [value for value in facts.saved if not value.alive]
         line = (
-            f"saved for the backward: {_size(facts.saved_bytes)} in {counted(len(own), 'tensor')}"
+            f"saved for the backward: {_size(facts.saved_bytes)} in {counted(len(saved), 'tensor')}"
         )
         if facts.eager_bytes:
             share = facts.saved_bytes / facts.eager_bytes
             line += f", {share:.2f} of eager's {_size(facts.eager_bytes)}"
         line += f", memory={facts.memory!r}"
-        inputs = len(facts.saved) - len(own)
+        inputs = len(facts.saved) - len(saved)
         if inputs:
             line += f"; {counted(inputs, 'input')} read again, not counted"
         yield from _wrapped(line, width, "  ")
     if facts.programs:
-        peaks = ", ".join(f"{one.kind} {_size(one.peak)}" for one in facts.programs[:2])
+        peaks = ", ".join(f"{program.kind} {_size(program.peak)}" for program in facts.programs[:2])
         yield from _wrapped(f"peak without the inputs: {peaks}", width, "  ")
 
 

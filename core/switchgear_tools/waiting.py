@@ -38,14 +38,14 @@ def wait(jitted: object, timeout: float | None = None) -> str:
     for entry in entries:
         entry.exchange_all()
     programs = [program for entry in entries for program in entry.programs()]
-    answers = [one.answers for one in programs if one.answers]
-    taken = [answer for one in answers for answer in one.taken]
-    gain = sum(answer.gain for answer in taken)
-    failures = [f"\n  {one.failure}" for one in answers if one.failure]
-    is_never = any(one.only_load for one in answers)
+    answers = [program.answers for program in programs if program.answers]
+    answers_taken = [answer for group in answers for answer in group.taken]
+    gain = sum(answer.gain for answer in answers_taken)
+    failures = [f"\n  {group.failure}" for group in answers if group.failure]
+    is_never = any(group.only_load for group in answers)
     when = "before (compile='never' compiles none)" if is_never else "in the background"
     return (
-        f"{len(programs)} programs: {len(taken)} regions compiled {when} run as one, "
+        f"{len(programs)} programs: {len(answers_taken)} regions compiled {when} run as one, "
         f"{1e3 * gain:.2f} ms less than by operators, as measured region by region{''.join(failures)}"
     )
 

@@ -57,7 +57,7 @@ class Race:
         lines = self._operators.bound_symbols
         owners = [line.implementation.owner for line in lines if line.implementation]
         self._names = [*(executor.name for executor in region.candidates), " + ".join(dict.fromkeys(owners))]
-        codes = [context.code(one) for one in context.executors if one in region.candidates or one.name in owners]
+        codes = [context.code(item) for item in context.executors if item in region.candidates or item.name in owners]
         self._may_last = None not in codes
         #: Everything that influences the times.
         self.key = repr(
@@ -76,7 +76,7 @@ class Race:
         seconds = sg.disk_cache.load(self.key) if self._may_last else None
         if not isinstance(seconds, list) or len(seconds) != len(self._names):
             return None
-        is_sound = all(type(one) is float and 0 < one < math.inf for one in seconds)
+        is_sound = all(type(value) is float and 0 < value < math.inf for value in seconds)
         return Result(seconds, {}) if is_sound else None
 
     def run(self) -> Result:
@@ -98,15 +98,15 @@ class Race:
         operators = self._context.function(self._operators)
         layouts, sizes = self.region.layouts, self.region.sizes
         try:
-            found = measured([*functions.values(), operators], sizes, layouts, self._devices, self._unlike)
+            timing = measured([*functions.values(), operators], sizes, layouts, self._devices, self._unlike)
         except Exception as error:
             reason = f"not measured, for that raised {type(error).__name__}: {error}"
             return Result(seconds, reasons | dict.fromkeys(functions, reason))
-        for place, one in zip(places, found.seconds, strict=True):
-            seconds[place] = one
-        for number, fault in found.faults.items():
+        for place, value in zip(places, timing.seconds, strict=True):
+            seconds[place] = value
+        for number, fault in timing.faults.items():
             reasons[places[number]] = self._out(candidates[places[number]], fault)
-        result = Result(seconds, reasons, found.is_steady)
+        result = Result(seconds, reasons, timing.is_steady)
         if self._may_last and result.is_steady and not reasons:
             sg.disk_cache.store(self.key, seconds)
         return result
@@ -135,8 +135,8 @@ class Race:
         if best == math.inf:
             return sg.executors.RegionChoice(None, "; ".join(result.reasons.values()), lasts=lasts)
         times = ", ".join(
-            f"{name}: {result.reasons.get(place) or f'{1e6 * one:.1f} µs'}"
-            for place, (name, one) in enumerate(zip(self._names, result.seconds, strict=True))
+            f"{name}: {result.reasons.get(place) or f'{1e6 * value:.1f} µs'}"
+            for place, (name, value) in enumerate(zip(self._names, result.seconds, strict=True))
         )
         times += "" if result.is_steady else "; unsteady, so measured again by other processes"
         if best < operators:
@@ -151,8 +151,8 @@ def _unboxed(function: Callable[..., Any]) -> Callable[..., Any]:
 def _described(region: sg.executors.Region, context: sg.executors.RegionContext) -> tuple[Any, ...]:
     """Return the contestants, with their versions and options."""
     fused = [
-        (context.label(one), type(one).__module__, type(one).__qualname__, one.fingerprint())
-        for one in region.candidates
+        (context.label(executor), type(executor).__module__, type(executor).__qualname__, executor.fingerprint())
+        for executor in region.candidates
     ]
     others = [executor for executor in context.executors if not isinstance(executor, sg.FusionExecutor)]
     return fused, [context.label(executor) for executor in others]

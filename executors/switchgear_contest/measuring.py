@@ -70,8 +70,8 @@ class _Runner:
         for _ in range(calls):
             self.function()
         _synchronize(self.accelerators)
-        taken = time.process_time() - busy
-        self.samples.append(((time.perf_counter() - start) / calls, taken / calls))
+        cpu_seconds = time.process_time() - busy
+        self.samples.append(((time.perf_counter() - start) / calls, cpu_seconds / calls))
 
 
 def measured(

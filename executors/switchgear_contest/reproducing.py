@@ -39,7 +39,7 @@ def reproduce(region: sg.executors.Region, executor: sg.Executor, fault: str) ->
     trace = region.trace
     device = next((str(proxy.device) for proxy in region.layouts), "cpu")
     tensors = [
-        f"    made_up({tuple(one.shape)}, {tuple(one.stride)}, {one.dtype}, generator)," for one in region.layouts
+        f"    made_up({tuple(item.shape)}, {tuple(item.stride)}, {item.dtype}, generator)," for item in region.layouts
     ]
     script = _SCRIPT.format(
         name=json.dumps(executor.name),

@@ -29,7 +29,11 @@ def switchgear_executors() -> Sequence[sg.Executor]:
 
 @sg.hookimpl
 def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
-    """Register the rules for the operators of this package."""
+    """Register the rules for the operators of this package.
+
+    Args:
+        registry: the registry of all plugins.
+    """
     table.install_grad_rules(registry)
 
 

@@ -25,6 +25,6 @@ def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def _activated(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool, *, gelu: bool) -> Tensor:
     columns = weight if transposed else weight.t()
     # the entry point needs a bias; zeros cost less than a separate kernel for the activation
-    given = x.new_zeros(columns.shape[1]) if bias is None else bias
-    result = internals.addmm_activation(given, x.reshape(-1, x.shape[-1]), columns, gelu=gelu)
+    bias_or_zeros = x.new_zeros(columns.shape[1]) if bias is None else bias
+    result = internals.addmm_activation(bias_or_zeros, x.reshape(-1, x.shape[-1]), columns, gelu=gelu)
     return result.view(*x.shape[:-1], columns.shape[1])

@@ -22,42 +22,109 @@ _LINEAR = "Tensor x, Tensor weight, Tensor? bias=None, bool transposed=False"
 
 
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
-    """Return GELU of a linear layer, in its form with tanh, as in the epilogue."""
+    """Compute GELU of a linear layer, in its form with tanh, as in the epilogue.
+
+    Args:
+        x: `[..., in]`.
+        weight: `[out, in]`, or transposed.
+        bias: `[out]`, or None.
+        transposed: whether the weight is `[in, out]`.
+
+    Returns:
+        `[..., out]`.
+    """
     return linear_gelu_aux(x, weight, bias, transposed)[0]
 
 
 def linear_gelu_aux(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return GELU of a linear layer, and the input of the GELU, for the backward."""
+    """Compute GELU of a linear layer, and keep the input of the GELU for the backward.
+
+    Args:
+        x: `[..., in]`.
+        weight: `[out, in]`, or transposed.
+        bias: `[out]`, or None.
+        transposed: whether the weight is `[in, out]`.
+
+    Returns:
+        The result and the input of the GELU, both `[..., out]`.
+    """
     z = linear(x, weight, bias, transposed)
     return F.gelu(z, approximate="tanh"), z
 
 
 def linear_relu(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
-    """Return ReLU of a linear layer."""
+    """Compute ReLU of a linear layer.
+
+    Args:
+        x: `[..., in]`.
+        weight: `[out, in]`, or transposed.
+        bias: `[out]`, or None.
+        transposed: whether the weight is `[in, out]`.
+
+    Returns:
+        `[..., out]`.
+    """
     return F.relu(linear(x, weight, bias, transposed))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
-    """Return a linear layer alone."""
+    """Compute a linear layer alone.
+
+    Args:
+        x: `[..., in]`.
+        weight: `[out, in]`, or transposed.
+        bias: `[out]`, or None.
+        transposed: whether the weight is `[in, out]`.
+
+    Returns:
+        `[..., out]`.
+    """
     return F.linear(x, weight.t() if transposed else weight, bias)
 
 
 def linear_fp8(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a linear layer whose product an executor may compute in 8 bits; PyTorch computes it exactly."""
+    """Compute a linear layer whose product an executor may compute in 8 bits; PyTorch computes it exactly.
+
+    Args:
+        x: `[..., in]`.
+        weight: `[out, in]`.
+        bias: `[out]`, or None.
+
+    Returns:
+        `[..., out]`, in the dtype of `x`.
+    """
     return F.linear(x, weight, bias)
 
 
 def matmul_dgelu(grad: Tensor, weight: Tensor, z: Tensor) -> Tensor:
-    """Return the gradient of `z`, the input of a GELU (tanh), from the gradient of the next linear layer's output."""
+    """Compute the gradient of the input of a GELU (tanh), through the next linear layer.
+
+    Args:
+        grad: the gradient of the next layer's output, `[rows, out]`.
+        weight: the next layer's weight, `[out, in]`.
+        z: the input of the GELU, `[..., in]`.
+
+    Returns:
+        The gradient of `z`.
+    """
     product = torch.mm(grad, weight).view(z.shape)
     result: Tensor = torch.ops.aten.gelu_backward(product, z, approximate="tanh")
     return result
 
 
 def matmul_bgrad(grad: Tensor, rows: Tensor, transposed: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the gradients of a linear layer's weight and, as a row, of its bias, from the gradient of its output."""
+    """Compute the gradients of a linear layer's weight and bias.
+
+    Args:
+        grad: the gradient of the layer's output, `[rows, out]`.
+        rows: the layer's input, `[rows, in]`.
+        transposed: whether the weight is `[in, out]`.
+
+    Returns:
+        The gradients of the weight, in its layout, and of the bias, `[1, out]`.
+    """
     product = torch.mm(rows.t(), grad) if transposed else torch.mm(grad.t(), rows)
     return product, grad.sum(0, keepdim=True)
 

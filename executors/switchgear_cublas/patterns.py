@@ -88,8 +88,8 @@ def fuse_gelu_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.T
         product = sg.passes.leaf_of(parts[0]) if parts else None
         if product is None or product.symbol.name != _MM:
             continue
-        whole = sg.passes.composite(MATMUL_DGELU, (*product.inputs, z), item.output, (*parts, item))
-        context.offer(_OWNER, lines, whole, unless="" if sg.passes.argument(leaf, "approximate") == "tanh" else _BY_ERF)
+        call = sg.passes.composite(MATMUL_DGELU, (*product.inputs, z), item.output, (*parts, item))
+        context.offer(_OWNER, lines, call, unless="" if sg.passes.argument(leaf, "approximate") == "tanh" else _BY_ERF)
     return lines.result()
 
 
@@ -105,17 +105,17 @@ def fuse_bias_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.T
             continue
         for product, transpose in _weight_gradients(lines, grad):
             at = lines.place[product.output.name]
-            if any(lines.place[one.outputs[0].name] < at for one in lines.readers(total.output)):
+            if any(lines.place[reader.outputs[0].name] < at for reader in lines.readers(total.output)):
                 reason = f"{total.output.name} is read before the gradient of the weight is made"
                 context.decline(_OWNER, total, reason)
                 continue
             # others may read the transpose too, so its line stays, possibly as dead code
-            again, rows = lines.fresh(product.inputs[0]), product.inputs[1]
-            parts = (replace(transpose, output=again), replace(product, args=(again, rows)), total)
+            copy, rows = lines.fresh(product.inputs[0]), product.inputs[1]
+            parts = (replace(transpose, output=copy), replace(product, args=(copy, rows)), total)
             operands = (grad, rows) if transpose.inputs[0] == grad else (grad, transpose.inputs[0], True)
-            whole = sg.passes.composite(MATMUL_BGRAD, operands, (product.output, total.output), parts)
-            if context.takes(_OWNER, whole):
-                lines.replace(parts[1:], whole, product)
+            call = sg.passes.composite(MATMUL_BGRAD, operands, (product.output, total.output), parts)
+            if context.takes(_OWNER, call):
+                lines.replace(parts[1:], call, product)
             break
     return lines.result()
 

@@ -59,8 +59,8 @@ def linear_gelu_aux(
     """Run `operators.linear_gelu_aux` in one kernel."""
     features = weight.t() if transposed else weight
     rows = x.reshape(-1, x.shape[-1])
-    epilogue, given = ("GELU_AUX", {}) if bias is None else ("GELU_AUX_BIAS", {"bias": bias.contiguous()})
-    y, beside = _run(epilogue, features, rows.t(), given)
+    epilogue, inputs = ("GELU_AUX", {}) if bias is None else ("GELU_AUX_BIAS", {"bias": bias.contiguous()})
+    y, beside = _run(epilogue, features, rows.t(), inputs)
     shape = (*x.shape[:-1], features.shape[0])
     return y.t().reshape(shape), beside["gelu_aux"].t().reshape(shape)
 
@@ -81,33 +81,33 @@ def matmul_bgrad(grad: Tensor, rows: Tensor, transposed: bool = False) -> tuple[
     return result.t().contiguous(), sums.reshape(1, -1)
 
 
-def _run(epilogue: str, a: Tensor, b: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def _run(epilogue: str, a: Tensor, b: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return `a @ b` with an epilogue: the result, and the additional outputs of the epilogue."""
     a, b = _dense(a), _dense(b)
     tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
-    key = (epilogue, tf32, a.dtype, a.device, *map(_kind, (a, b, *given.values())))
+    key = (epilogue, tf32, a.dtype, a.device, *map(_kind, (a, b, *inputs.values())))
     stream = torch.cuda.current_stream(a.device)
     with _lock:
         plan = _plans.get(key)
         if plan is None:
-            plan = _plans[key] = _planned(epilogue, a, b, given, tf32, stream)
+            plan = _plans[key] = _planned(epilogue, a, b, inputs, tf32, stream)
             if len(_plans) > _LIMIT:
                 _plans.popitem(last=False)[1].free()
         else:
             _plans.move_to_end(key)
-            plan.reset_operands_unchecked(a=a, b=b, epilog_inputs=given or None, stream=stream)
-        made = plan.execute(stream=stream)
+            plan.reset_operands_unchecked(a=a, b=b, epilog_inputs=inputs or None, stream=stream)
+        output = plan.execute(stream=stream)
         plan.release_operands()
-    result, beside = made if isinstance(made, tuple) else (made, {})
+    result, beside = output if isinstance(output, tuple) else (output, {})
     return result, beside
 
 
-def _planned(epilogue: str, a: Tensor, b: Tensor, given: dict[str, Tensor], tf32: bool, stream: Any) -> Any:
+def _planned(epilogue: str, a: Tensor, b: Tensor, inputs: dict[str, Tensor], tf32: bool, stream: Any) -> Any:
     advanced = _nvmath()
     compute = advanced.MatmulComputeType
     options = {"compute_type": compute.COMPUTE_32F_FAST_TF32 if tf32 else compute.COMPUTE_32F}
     plan = advanced.Matmul(a, b, options=options, stream=stream)
-    plan.plan(epilog=advanced.MatmulEpilog[epilogue], epilog_inputs=given or None, stream=stream)
+    plan.plan(epilog=advanced.MatmulEpilog[epilogue], epilog_inputs=inputs or None, stream=stream)
     return plan
 
 

@@ -55,8 +55,8 @@ def _fault(compiler: str, path: str) -> str | None:
 def _fault_of_compiler(command: str, folder: Path) -> str | None:
     """Return the reason why a compiler builds no loadable library; a success is noted on disk, until it changes."""
     state = Path(command).resolve().stat()
-    known = (command, state.st_mtime_ns, state.st_size, sys.version, sysconfig.get_path("include"), _PROBE)
-    note = f"inductor compiler {known!r}"
+    identity = (command, state.st_mtime_ns, state.st_size, sys.version, sysconfig.get_path("include"), _PROBE)
+    note = f"inductor compiler {identity!r}"
     if sg.disk_cache.load(note):
         return None
     try:
@@ -78,13 +78,13 @@ def _failure(command: str, place: Path) -> str | None:
     call = [command, *flags, str(source), "-o", str(library)]
     try:
         with output.open("wb") as file:  # no pipe: any child of the compiler would hold it open
-            done = subprocess.run(call, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=_PATIENCE)
+            process = subprocess.run(call, stdin=subprocess.DEVNULL, stdout=file, stderr=file, timeout=_PATIENCE)
     except (OSError, subprocess.SubprocessError) as error:
         return _words(error)
-    if done.returncode:
+    if process.returncode:
         lines = [line.strip() for line in output.read_text(errors="replace").splitlines()]
         errors = [line for line in lines if "error" in line] or lines
-        return errors[0] if errors else f"it ended with status {done.returncode}"
+        return errors[0] if errors else f"it ended with status {process.returncode}"
     try:
         ctypes.CDLL(str(library))
     except OSError as error:

@@ -43,6 +43,9 @@ class InductorExecutor(sg.FusionExecutor):
         progress: show the progress of a long compilation, on a terminal by a bar and in a log by lines.
         **options: Inductor's own (`torch._inductor.config`), such as `max_autotune=True`; a name with a dot is passed
             as `**{"cpp.simdlen": 1}`.
+
+    Raises:
+        InvalidInput: Inductor has no such option.
     """
 
     runs_everywhere = True
@@ -86,15 +89,15 @@ class InductorExecutor(sg.FusionExecutor):
         if name == _KEEPING and bound_symbol.outputs[3].shape != (0,):
             return sg.Declined("the tensor that cuDNN saves for its backward is made by its own kernel alone")
         if (names := loading.lowered()) is not None:
-            known = str(bound_symbol.symbol.fn) in names
+            is_lowered = str(bound_symbol.symbol.fn) in names
         elif _is_surely_lowered(bound_symbol.symbol.fn):
-            known = True
+            is_lowered = True
         else:
             internals = _internals()
             if isinstance(internals, sg.Declined):
                 return internals
-            known = internals.is_lowered(bound_symbol.symbol.fn)
-        return None if known else sg.Declined("Inductor would call PyTorch's own kernel")
+            is_lowered = internals.is_lowered(bound_symbol.symbol.fn)
+        return None if is_lowered else sg.Declined("Inductor would call PyTorch's own kernel")
 
     def supports_region(self, region: sg.Trace) -> sg.Declined | None:
         """Decline a region in which Inductor would generate code for fewer than two operators."""
@@ -113,10 +116,10 @@ class InductorExecutor(sg.FusionExecutor):
         """Return Inductor's code for a region from disk, or None."""
         key = region.canonical()
         with self._lock:
-            found = self._alive.get(key) or self._found(region, key)
-            if found is not None:
-                self._alive[key] = found
-            return found
+            code = self._alive.get(key) or self._found(region, key)
+            if code is not None:
+                self._alive[key] = code
+            return code
 
     def _found(self, trace: sg.Trace, key: str) -> Callable[..., Any] | None:
         if loading.is_off():
@@ -130,7 +133,7 @@ class InductorExecutor(sg.FusionExecutor):
 
     def _recorded(self, trace: sg.Trace, place: str, records: list[dict[str, Any]]) -> Callable[..., Any] | None:
         names = [number.name for number in trace.numbers]
-        compiled = [one for record in records if (one := loading.loaded(record, names)) is not None]
+        compiled = [entry for record in records if (entry := loading.loaded(record, names)) is not None]
         if trace.numbers:
             return Variants(None, trace.function(boxed=True), len(names), compiled) if compiled else None
         if not compiled and records and not isinstance(internals := _internals(), sg.Declined):
@@ -152,21 +155,21 @@ class InductorExecutor(sg.FusionExecutor):
     def _made_of(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:
         key = region.canonical()
         with self._lock:
-            known = self._alive.get(key) or self._failed.get(key)
-            if known is not None:
-                return known
-            made = self._compile(region, key)
-            if isinstance(made, sg.Declined):
-                self._failed[key] = made
+            previous = self._alive.get(key) or self._failed.get(key)
+            if previous is not None:
+                return previous
+            code = self._compile(region, key)
+            if isinstance(code, sg.Declined):
+                self._failed[key] = code
             else:
-                self._alive[key] = made
-            return made
+                self._alive[key] = code
+            return code
 
     def _compile(self, trace: sg.Trace, key: str) -> Callable[..., Any] | sg.Declined:
         def compiled(sizes: Sequence[int]) -> Compiled:
             with self._lock, torch.inference_mode(False), torch.no_grad():
-                made: Compiled = _internals().compile_region(region, sizes, self.options)
-                return made
+                result: Compiled = _internals().compile_region(region, sizes, self.options)
+                return result
 
         def or_pytorch(sizes: Sequence[int]) -> Compiled:
             try:
@@ -176,9 +179,9 @@ class InductorExecutor(sg.FusionExecutor):
                 return Compiled(region.function(boxed=True))
 
         try:
-            found = None if trace.numbers else self._found(trace, key)
-            if found is not None:
-                return found
+            code = None if trace.numbers else self._found(trace, key)
+            if code is not None:
+                return code
             internals = _internals()
             if isinstance(internals, sg.Declined):
                 return internals
@@ -203,10 +206,10 @@ class InductorExecutor(sg.FusionExecutor):
 def _check_options(options: Iterable[str]) -> None:
     import torch._inductor  # noqa: PLC0415 - only who gives options needs it this early
 
-    known = torch._inductor.list_options()
+    names = torch._inductor.list_options()
     for name in options:
-        if name not in known:
-            hint = sg.errors.did_you_mean(name, [*known, "progress"])
+        if name not in names:
+            hint = sg.errors.did_you_mean(name, [*names, "progress"])
             raise sg.errors.InvalidInput(
                 f"Inductor has no option {name}{hint} (progress=, and those that torch._inductor.list_options() lists)"
             )

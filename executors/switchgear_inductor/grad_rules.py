@@ -63,7 +63,7 @@ def nll_loss(
     def pullback(grad: Tensor, _: Tensor | None) -> Gradients:
         like = torch.zeros((), dtype=self.dtype, device=self.device).expand(self.shape)
         options = weight, reduction, ignore_index, total_weight
-        found = torch.ops.aten.nll_loss_backward.default(grad, like, target, *options)
-        return (found, None) if weight is None else (found, None, None)
+        gradient = torch.ops.aten.nll_loss_backward.default(grad, like, target, *options)
+        return (gradient, None) if weight is None else (gradient, None, None)
 
     return (output, total_weight), pullback

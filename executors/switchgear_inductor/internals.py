@@ -101,8 +101,8 @@ def keeps_nothing() -> bool:
 
 def lowered() -> list[str]:
     """Return the names of overloads for which Inductor has more than a call of PyTorch's kernel."""
-    known = {fn for fn in (*lowerings, *select_decomp_table()) if isinstance(fn, torch._ops.OpOverload)}
-    return sorted(str(fn) for fn in known if fn not in fallbacks)
+    overloads = {fn for fn in (*lowerings, *select_decomp_table()) if isinstance(fn, torch._ops.OpOverload)}
+    return sorted(str(fn) for fn in overloads if fn not in fallbacks)
 
 
 def found(record: Mapping[str, Any], region: Region, options: Mapping[str, Any]) -> Compiled | None:
@@ -158,9 +158,9 @@ def compile_region(region: Region, sizes: Sequence[int], options: Mapping[str, A
     run = getattr(compiled, "current_callable", None) or compiled
     number_of: Callable[[Any], Any] = env.deserialize_symexpr if sizes else int
     # for strides with gaps, or of a dimension of size 1, Inductor reports nothing
-    known = getattr(compiled, "output_strides", None)
-    made = [tuple(map(number_of, one)) for one in known] if known else traced
-    odd = [index for index, stride in enumerate(strides) if not _same(made[index], stride)]
+    output_strides = getattr(compiled, "output_strides", None)
+    actual_strides = [tuple(map(number_of, stride)) for stride in output_strides] if output_strides else traced
+    odd = [index for index, stride in enumerate(strides) if not _same(actual_strides[index], stride)]
     conditions = _conditions(env, numbers, region.names)
     key = getattr(compiled, "_fx_graph_cache_key", None)
     if region.place is not None and key is not None and not getattr(compiled, "constants", None):
@@ -202,17 +202,17 @@ def _widened(formula: Callable[..., Any], place: int) -> Callable[..., Any]:
     """
 
     def norm(*args: Any) -> Any:
-        given = args[place]
-        tensors = [one for one in args if isinstance(one, torch.Tensor)]
-        if given.device.type != "cpu":
+        operand = args[place]
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if operand.device.type != "cpu":
             return formula(*args)
         wide = args
-        if any(one.dtype is torch.float32 for one in tensors):
-            wide = tuple([one.float() if isinstance(one, torch.Tensor) else one for one in args])
+        if any(tensor.dtype is torch.float32 for tensor in tensors):
+            wide = tuple([arg.float() if isinstance(arg, torch.Tensor) else arg for arg in args])
         result, *others = formula(*wide)
         # running statistics of a batch norm
         others[2:] = [new.to(args[3].dtype) for new in others[2:]]
-        return (None if result is None else result.to(given.dtype), *others)
+        return (None if result is None else result.to(operand.dtype), *others)
 
     return norm
 

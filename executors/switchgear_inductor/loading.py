@@ -69,7 +69,7 @@ def _changes(config: Any, hash: bytes) -> str:
     changed: dict[str, Any] = {}
     for name, value in config.get_config_copy().items():
         entry = entries[name]
-        preset = [one for one in (entry.env_value_force, entry.env_value_default) if one is not unset]
+        preset = [setting for setting in (entry.env_value_force, entry.env_value_default) if setting is not unset]
         if value != (preset[0] if preset else entry.default) and entry.justknob is None:
             changed[name] = value
     return repr(sorted(changed.items())) if changed else ""
@@ -118,12 +118,12 @@ def records(place: str) -> list[dict[str, Any]]:
 
 def keep(place: str, record: Mapping[str, Any]) -> None:
     """Add a record; in a read-only folder, nothing is kept."""
-    others = [one for one in records(place) if one.get("holds") != record.get("holds")]
+    others = [entry for entry in records(place) if entry.get("holds") != record.get("holds")]
     sg.disk_cache.store(place, [*others, record])
 
 
 def recorded(
-    call: Any, odd: Sequence[int], strides: str, holds: str | None, key: str, written: Iterable[Path]
+    call: Any, odd: Sequence[int], strides: str, holds: str | None, key: str, new_files: Iterable[Path]
 ) -> dict[str, Any]:
     """Return the record of Inductor's compiled code, and keep its files.
 
@@ -142,16 +142,16 @@ def recorded(
 
     def by_inductor() -> dict[str, Any]:
         """Return the record of a function that Inductor loads from its original file places."""
-        files = {_relative(file): sg.disk_cache.store_file(file) for file in {*written, *homes}}
+        files = {_relative(file): sg.disk_cache.store_file(file) for file in {*new_files, *homes}}
         return {**record, "files": files}
 
     scope: Mapping[str, Any] = getattr(getattr(call, "__func__", call), "__globals__", {})
     libraries: dict[str, str] = {}
     homes: list[Path] = []
     for name, value in scope.items():
-        home = getattr(value, "__self__", None)
-        if isinstance(value, types.BuiltinFunctionType) and isinstance(home, types.ModuleType) and name[:4] == "cpp_":
-            homes.append(Path(str(home.__file__)))
+        module = getattr(value, "__self__", None)
+        if isinstance(value, types.BuiltinFunctionType) and isinstance(module, types.ModuleType) and name[:4] == "cpp_":
+            homes.append(Path(str(module.__file__)))
             _relative(homes[-1])
             libraries[name] = sg.disk_cache.store_file(homes[-1])
     code = scope.get("__file__")
@@ -178,12 +178,12 @@ def _relative(file: Path) -> str:
 def laid_down(record: Mapping[str, Any]) -> bool:
     """Copy the files of a record to Inductor's folder; return whether all are there."""
     for name, digest in record["files"].items():
-        kept, target = sg.disk_cache.load_file(digest), sg.disk_cache.workplace() / name
-        if kept is None:
+        source, target = sg.disk_cache.load_file(digest), sg.disk_cache.workplace() / name
+        if source is None:
             return False
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(kept, target)
+            shutil.copyfile(source, target)
     return True
 
 
@@ -205,12 +205,12 @@ def laid_out(
         return functools.partial(run)
 
     def run_laid_out(args: list[Any]) -> list[torch.Tensor]:
-        wanted = strides(*args[:count])
+        layouts = strides(*args[:count])
         results = list(run(args))
         for index in odd:
             value = results[index]
             results[index] = torch.empty_strided(
-                value.shape, wanted[index], dtype=value.dtype, device=value.device
+                value.shape, layouts[index], dtype=value.dtype, device=value.device
             ).copy_(value)
         return results
 
@@ -225,12 +225,12 @@ def function(names: Sequence[str], expression: str) -> Callable[..., Any]:
         from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP  # noqa: PLC0415 - it imports sympy
 
         scope |= SYMPY_INTERP
-    made: Callable[..., Any] = eval(code, scope)
-    return made
+    result: Callable[..., Any] = eval(code, scope)
+    return result
 
 
 def _names(code: types.CodeType) -> set[str]:
-    inner = [_names(one) for one in code.co_consts if isinstance(one, types.CodeType)]
+    inner = [_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
     return set(code.co_names).union(*inner)
 
 
@@ -260,8 +260,8 @@ def _run(source: str, libraries: Mapping[str, str]) -> Callable[..., Any]:
             return types.SimpleNamespace(**{each: stand_ins[name][each] for each in names})
         return __import__(name, scope, locals, names, level)
 
-    own = {**vars(builtins), "__import__": imported}
-    scope: dict[str, Any] = {"__builtins__": own, "__name__": "switchgear_inductor_code"}
+    builtin_names = {**vars(builtins), "__import__": imported}
+    scope: dict[str, Any] = {"__builtins__": builtin_names, "__name__": "switchgear_inductor_code"}
     exec(compile(source, "<inductor>", "exec"), scope)
     if any(scope.get(name) is None for name in libraries):
         raise ValueError("it does not call the libraries that are kept for it")

@@ -48,8 +48,8 @@ def files_in_place() -> Iterator[None]:
 
 def files_of_ours() -> frozenset[Path]:
     """Return the non-empty files in this process's folder."""
-    files = (one for one in sg.disk_cache.workplace().rglob("*") if one.suffix not in (".lock", ".tmp"))
-    return frozenset(one for one in files if one.is_file())
+    files = (file for file in sg.disk_cache.workplace().rglob("*") if file.suffix not in (".lock", ".tmp"))
+    return frozenset(file for file in files if file.is_file())
 
 
 def _set(variables: Mapping[str, str | None]) -> None:
@@ -71,8 +71,8 @@ def _precompiled(folder: Path, header: str, *args: Any, **command: Any) -> str:
         source = Path(_build(header, *args, **command))
         note, digests = f"inductor header {source.name}", _digests(source)
         if not before.isdisjoint(digests) and sg.disk_cache.load(note) != [*digests.values()]:
-            for one in digests:
-                one.unlink()
+            for file in digests:
+                file.unlink()
             digests = _digests(Path(_build(header, *args, **command)))
         sg.disk_cache.store(note, [*digests.values()])
     return str(source)
@@ -81,4 +81,4 @@ def _precompiled(folder: Path, header: str, *args: Any, **command: Any) -> str:
 def _digests(source: Path) -> dict[Path, str]:
     """Return the digests of a header and of its precompiled files."""
     files = [source, *sorted(source.parent.glob(f"{source.name}.?ch"))]
-    return {one: sg.disk_cache.digest_of(one.read_bytes()) for one in files}
+    return {file: sg.disk_cache.digest_of(file.read_bytes()) for file in files}

@@ -46,20 +46,20 @@ class Variants:
     def __call__(self, args: list[Any]) -> Any:
         """Return the region's outputs for a list of numbers and inputs, which is emptied."""
         numbers = args[: self._count]
-        for one in self._compiled:
-            if one.holds is None or one.holds(*numbers):
-                return self._run(one, args)
+        for candidate in self._compiled:
+            if candidate.holds is None or candidate.holds(*numbers):
+                return self._run(candidate, args)
         if self._compile is None:
             return self._function(args)
         self._compiled.append(self._another(numbers, self._compile))
         return self._run(self._compiled[-1], args)
 
     def _run(self, compiled: Compiled, args: list[Any]) -> Any:
-        given = [*args]
+        arguments = [*args]
         try:
             return compiled.run(args)
         except AssertionError:  # strides differ from the trace, and Inductor's code does not read them
-            return self._function(given)
+            return self._function(arguments)
 
     def _another(self, numbers: Sequence[int], compile: Callable[[Sequence[int]], Compiled]) -> Compiled:
         if len(self._compiled) < LIMIT:

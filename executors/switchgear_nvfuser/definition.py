@@ -58,8 +58,8 @@ class Line:
     results: tuple[Value, ...]
 
     def __str__(self) -> str:
-        given = [_text(arg) for arg in self.args] + [f"{name}={_text(arg)}" for name, arg in self.kwargs.items()]
-        return f"{', '.join(map(str, self.results))} = {self.operator}({', '.join(given)})"
+        arguments = [_text(arg) for arg in self.args] + [f"{name}={_text(arg)}" for name, arg in self.kwargs.items()]
+        return f"{', '.join(map(str, self.results))} = {self.operator}({', '.join(arguments)})"
 
 
 @dataclass(slots=True)
@@ -76,19 +76,46 @@ class Definition:
     _count: int = 0
 
     def input(self, layout: Layout) -> Value:
-        """Add an input tensor, and return its value."""
+        """Add an input tensor.
+
+        Args:
+            layout: its layout.
+
+        Returns:
+            Its value.
+        """
         value = self._new(layout.dtype)
         self.inputs.append((value, layout))
         return value
 
     def call(self, operator: str, *args: Any, dtype: torch.dtype | None, **kwargs: Any) -> Value:
-        """Add an operator; return its result, in nvFuser's result dtype."""
+        """Add an operator with one result.
+
+        Args:
+            operator: its name in `fusion.ops`.
+            args: its arguments by position: values, dtypes, numbers, or lists of these.
+            dtype: the dtype of the result; None for any.
+            kwargs: its arguments by name.
+
+        Returns:
+            The result, in nvFuser's result dtype.
+        """
         return self.calls(operator, *args, dtypes=(dtype,), **kwargs)[0]
 
     def calls(
         self, operator: str, *args: Any, dtypes: Sequence[torch.dtype | None], **kwargs: Any
     ) -> tuple[Value, ...]:
-        """Add an operator with several results, and return them."""
+        """Add an operator with several results.
+
+        Args:
+            operator: its name in `fusion.ops`.
+            args: its arguments by position: values, dtypes, numbers, or lists of these.
+            dtypes: the dtype of each result; None for any.
+            kwargs: its arguments by name.
+
+        Returns:
+            The results, in nvFuser's result dtypes.
+        """
         results = tuple([self._new(dtype) for dtype in dtypes])
         self.lines.append(Line(operator, args, kwargs, results))
         return results
@@ -110,46 +137,53 @@ class Definition:
         )
 
     def __str__(self) -> str:
-        given = [f"{value} = {DTYPES[layout.dtype]}{list(layout.shape)}" for value, layout in self.inputs]
-        return "\n".join([*given, *map(str, self.lines), f"return {', '.join(map(str, self.outputs))}"])
+        inputs = [f"{value} = {DTYPES[layout.dtype]}{list(layout.shape)}" for value, layout in self.inputs]
+        return "\n".join([*inputs, *map(str, self.lines), f"return {', '.join(map(str, self.outputs))}"])
 
     def define(self, fusion: Any, types: Mapping[torch.dtype, Any]) -> None:
-        """Make the calls on `fusion`, an nvFuser `FusionDefinition` or a similar object; `types` are its dtypes.
+        """Make the calls on an nvFuser fusion.
 
         A result with another dtype than expected of nvFuser is an error, not a wrong result.
+
+        Args:
+            fusion: an nvFuser `FusionDefinition`, or a similar object.
+            types: its dtypes, by PyTorch's.
+
+        Raises:
+            ExecutorFailed: an operator gives another dtype than expected.
         """
-        made: dict[int, Any] = {}
+        handles: dict[int, Any] = {}
         for value, layout in self.inputs:
             rows = tuple(reversed(range(len(layout.shape))))
-            made[value.number] = fusion.define_tensor(
+            handles[value.number] = fusion.define_tensor(
                 shape=list(layout.shape),
                 contiguity=list(layout.contiguity),
                 dtype=types[layout.dtype],
                 **({} if layout.stride_order == rows else {"stride_order": list(layout.stride_order)}),
             )
 
-        def given(value: Any) -> Any:
+        def handle_of(value: Any) -> Any:
             if isinstance(value, Value):
-                return made[value.number]
+                return handles[value.number]
             if isinstance(value, torch.dtype):
                 return types[value]
             if isinstance(value, (tuple, list)):
-                return [given(item) for item in value]
+                return [handle_of(item) for item in value]
             return value
 
         for line in self.lines:
-            kwargs = {name: given(arg) for name, arg in line.kwargs.items()}
-            result = getattr(fusion.ops, line.operator)(*map(given, line.args), **kwargs)
+            kwargs = {name: handle_of(arg) for name, arg in line.kwargs.items()}
+            result = getattr(fusion.ops, line.operator)(*map(handle_of, line.args), **kwargs)
             results = (result,) if len(line.results) == 1 else result
-            for value, found in zip(line.results, results, strict=True):
-                made[value.number] = found
-                if value.dtype is not None and found.dtype() != types[value.dtype]:
+            for value, handle in zip(line.results, results, strict=True):
+                handles[value.number] = handle
+                if value.dtype is not None and handle.dtype() != types[value.dtype]:
                     raise sg.errors.ExecutorFailed(
-                        f"nvFuser's {line.operator} gives {found.dtype()}, and {types[value.dtype]} is expected: "
+                        f"nvFuser's {line.operator} gives {handle.dtype()}, and {types[value.dtype]} is expected: "
                         f"{line}. This is a fault of the executor nvfuser; leave it out of executors"
                     )
         for value in self.outputs:
-            fusion.add_output(made[value.number])
+            fusion.add_output(handles[value.number])
 
 
 def layout_of(proxy: sg.TensorProxy, *, static: bool) -> Layout:

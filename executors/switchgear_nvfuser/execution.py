@@ -31,19 +31,19 @@ def fusion(definition: Definition) -> Any:
     """Return an nvFuser `FusionDefinition`."""
     nvfuser = load()
     fault: Exception | None = None
-    with nvfuser.FusionDefinition() as made:
+    with nvfuser.FusionDefinition() as program:
         # nvFuser would also print an exception raised here
         try:
-            definition.define(made, types(nvfuser))
+            definition.define(program, types(nvfuser))
         except Exception as error:
             fault = error
     if fault is not None:
         raise fault
-    return made
+    return program
 
 
 def fused(definition: Definition) -> Run:
     """Return nvFuser's own execution, on the device of the tensors; new sizes may compile other kernels."""
-    made = fusion(definition)
+    program = fusion(definition)
     device = definition.device
-    return lambda args: made.execute(list(args), **({} if device is None else {"device": device.index or 0}))
+    return lambda args: program.execute(list(args), **({} if device is None else {"device": device.index or 0}))

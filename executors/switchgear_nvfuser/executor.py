@@ -80,28 +80,38 @@ class NvfuserExecutor(sg.FusionExecutor):
         nvFuser compiles, and may fail, in its first run, so the region runs once on tensors of zeros.
         """
         try:
-            made = _Region(region, self._fused(self.definition(region)))
-            made(*[laid_out(proxy).zero_() for proxy in region.inputs])
+            kernels = _Region(region, self._fused(self.definition(region)))
+            kernels(*[laid_out(proxy).zero_() for proxy in region.inputs])
         except torch.AcceleratorError:
             raise
         except (RuntimeError, TypeError, ValueError, sg.errors.SwitchgearError) as error:
             reason = _warn(region, "is left to others", error)
             return sg.Declined(f"nvFuser fails on its region: {reason}")
-        return made
+        return kernels
 
     def definition(self, region: sg.Trace) -> Definition:
-        """Return the definition of a region."""
+        """Translate a region.
+
+        Args:
+            region: calls that the executor supports.
+
+        Returns:
+            The definition of the region.
+
+        Raises:
+            Untranslatable: a call has no translation.
+        """
         calls = tuple([call for item in region.bound_symbols for call in lowered(item)])
         return define(replace(region, bound_symbols=calls), static=self.static_sizes)
 
     def _fused(self, definition: Definition) -> Fused:
         key = definition.key
         with self._lock:
-            found = self._alive.get(key)
-            if found is None:
+            entry = self._alive.get(key)
+            if entry is None:
                 run = self.runner(definition) if self.runner else fused(definition)
-                found = self._alive[key] = Fused(run)
-            return found
+                entry = self._alive[key] = Fused(run)
+            return entry
 
 
 class _Region:
@@ -135,20 +145,20 @@ class _Region:
         return self._laid_out(list(results)) if self.copied else results
 
     def _to_copy(self, args: tuple[torch.Tensor, ...], results: Sequence[torch.Tensor]) -> list[int]:
-        taken = {arg.untyped_storage().data_ptr() for arg in args}
+        memories = {arg.untyped_storage().data_ptr() for arg in args}
         copied = []
         for index, (value, stride) in enumerate(zip(results, self.strides, strict=True)):
             memory = value.untyped_storage().data_ptr()
-            if memory in taken or value.stride() != stride:
+            if memory in memories or value.stride() != stride:
                 copied.append(index)
-            taken.add(memory)
+            memories.add(memory)
         return copied
 
     def _laid_out(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
         for index in self.copied or ():
             value = results[index]
-            fresh = torch.empty_strided(value.shape, self.strides[index], dtype=value.dtype, device=value.device)
-            results[index] = fresh.copy_(value)
+            copy = torch.empty_strided(value.shape, self.strides[index], dtype=value.dtype, device=value.device)
+            results[index] = copy.copy_(value)
         return results
 
 

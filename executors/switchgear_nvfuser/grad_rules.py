@@ -67,12 +67,12 @@ def rms_norm(
 
     def pullback(grad: Tensor) -> Gradients:
         normal = _wide(input) * scale
-        given = _wide(grad)
-        own = given if weight is None else given * weight
-        found = (own - normal * (own * normal).mean(inner, keepdim=True)) * scale
-        gradients: list[Tensor | None] = [found.to(input.dtype)]
+        wide_grad = _wide(grad)
+        by_normal = wide_grad if weight is None else wide_grad * weight
+        by_input = (by_normal - normal * (by_normal * normal).mean(inner, keepdim=True)) * scale
+        gradients: list[Tensor | None] = [by_input.to(input.dtype)]
         if weight is not None:
-            gradients.append(_summed(given * normal, outer).to(weight.dtype))
+            gradients.append(_summed(wide_grad * normal, outer).to(weight.dtype))
         return tuple(gradients)
 
     return result.to(input.dtype), pullback
@@ -80,19 +80,19 @@ def rms_norm(
 
 def _indexed_rows(call: sg.BoundSymbol) -> bool | str:
     names = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
-    given = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
+    arguments = dict(zip(names, call.args, strict=False)) | dict(call.kwargs)
     reason = _floating(call)
     if reason is not None:
         return reason
-    if len(given["input"].shape) != 2:
+    if len(arguments["input"].shape) != 2:
         return "logits that are no rows"
-    if given["target"].dtype.is_floating_point:
+    if arguments["target"].dtype.is_floating_point:
         return "targets that are probabilities"
-    if isinstance(classes := given["input"].shape[1], int) and classes > _MOST_CLASSES:
+    if isinstance(classes := arguments["input"].shape[1], int) and classes > _MOST_CLASSES:
         return "more classes than are numbered in 32 bits"
-    if any(given.get(name) is not None for name in ("weight", "size_average", "reduce")):
+    if any(arguments.get(name) is not None for name in ("weight", "size_average", "reduce")):
         return "weights of classes, or an argument that PyTorch has deprecated"
-    if given.get("label_smoothing", 0.0) != 0.0:
+    if arguments.get("label_smoothing", 0.0) != 0.0:
         return "smoothed labels"
     return True
 
@@ -113,8 +113,8 @@ def cross_entropy(
     column = torch.where(counts, target, 0).unsqueeze(1)
     total = _wide(input).logsumexp(1)
     # not from a wide copy: a PyTorch kernel would read it, and nvFuser would write all of the copy
-    own = _wide(input.gather(1, column).squeeze(1))
-    losses = torch.where(counts, total - own, 0.0)
+    target_logit = _wide(input.gather(1, column).squeeze(1))
+    losses = torch.where(counts, total - target_logit, 0.0)
     number = counts.sum().to(total.dtype)
     if reduction == "none":
         result = losses
@@ -124,9 +124,9 @@ def cross_entropy(
         result = losses.sum() / number
 
     def pullback(grad: Tensor) -> Gradients:
-        given = _wide(grad)
-        given = given / number if reduction == "mean" else given
-        weighted = torch.where(counts, given, 0.0).unsqueeze(1)
+        row_grad = _wide(grad)
+        row_grad = row_grad / number if reduction == "mean" else row_grad
+        weighted = torch.where(counts, row_grad, 0.0).unsqueeze(1)
         chosen = torch.arange(input.shape[1], dtype=torch.int32, device=input.device) == column.to(torch.int32)
         probability = torch.exp(_wide(input) - total.unsqueeze(1))
         return ((probability - chosen.to(probability.dtype)) * weighted).to(input.dtype), None

@@ -50,16 +50,16 @@ def embedding(
 
 @translates("index.Tensor")
 def index(t: Translator, x: sg.TensorProxy, indices: Sequence[sg.TensorProxy | None]) -> Value:
-    found = [(dim, given) for dim, given in enumerate(indices) if given is not None]
-    if len(found) != 1:
+    pairs = [(dim, tensor) for dim, tensor in enumerate(indices) if tensor is not None]
+    if len(pairs) != 1:
         raise Untranslatable("by several tensors")
-    ((dim, given),) = found
-    if given.dtype == torch.bool:
+    ((dim, tensor),) = pairs
+    if tensor.dtype == torch.bool:
         raise Untranslatable("by a mask, which makes a shape that depends on data")
-    positions = t.tensor(given, torch.int64)
+    positions = t.tensor(tensor, torch.int64)
     negative = t.call("lt", positions, 0, dtype=torch.bool)
     wrapped = t.call("where", negative, t.call("add", positions, t.size(x, dim)), positions, dtype=torch.int64)
-    return _rows(t, x, dim, given, wrapped)
+    return _rows(t, x, dim, tensor, wrapped)
 
 
 @translates("gather")
@@ -73,8 +73,8 @@ def gather(t: Translator, x: sg.TensorProxy, dim: int, index: sg.TensorProxy, *,
 def scatter(t: Translator, x: sg.TensorProxy, dim: int, index: sg.TensorProxy, source: sg.TensorProxy) -> Value:
     if not x.shape or source.shape != index.shape:
         raise Untranslatable("of a source of another shape than the index")
-    given = t.tensor(x, x.dtype), t.tensor(index, torch.int64), t.tensor(source, x.dtype)
-    return t.call("scatter", *given, dim % len(x.shape))
+    operands = t.tensor(x, x.dtype), t.tensor(index, torch.int64), t.tensor(source, x.dtype)
+    return t.call("scatter", *operands, dim % len(x.shape))
 
 
 # The negative log likelihood, for one row or several; `ignore_index` has weight zero.
@@ -96,10 +96,10 @@ def _weights(t: Translator, x: sg.TensorProxy, weight: Any, picked: Value, count
     if weight is None:
         return t.cast(counts, dtype)
     rank = len(x.shape)
-    given = t.raised(t.tensor(weight, dtype), 1, rank)
+    factors = t.raised(t.tensor(weight, dtype), 1, rank)
     zero = number(0, dtype)
-    own = t.call("sum", t.call("where", picked, given, zero, dtype=dtype), [rank - 1], True)
-    return t.call("where", counts, own, zero, dtype=dtype)
+    row_weight = t.call("sum", t.call("where", picked, factors, zero, dtype=dtype), [rank - 1], True)
+    return t.call("where", counts, row_weight, zero, dtype=dtype)
 
 
 @translates("nll_loss_forward")
@@ -110,10 +110,10 @@ def nll_loss(
     zero = number(0, dtype)
     picked, counts = _picked(t, x, target, ignored)
     factors = _weights(t, x, weight, picked, counts, dtype)
-    taken = t.call("where", picked, t.tensor(x, dtype), zero, dtype=dtype)
+    target_values = t.call("where", picked, t.tensor(x, dtype), zero, dtype=dtype)
     # an ignored row is not summed, even if it is infinite
-    own = t.call("where", counts, t.call("sum", taken, [last], True), zero, dtype=dtype)
-    losses = t.call("squeeze", t.call("neg", t.call("mul", own, factors)), [last])
+    row_value = t.call("where", counts, t.call("sum", target_values, [last], True), zero, dtype=dtype)
+    losses = t.call("squeeze", t.call("neg", t.call("mul", row_value, factors)), [last])
     if reduction == 0 and last:
         return losses, t.full([], 0, dtype)
     total = t.call("sum", factors, list(range(last + 1)))
@@ -134,11 +134,11 @@ def nll_loss_backward(
 ) -> Value:
     dtype, rank = widened(x.dtype), len(x.shape)
     picked, counts = _picked(t, x, target, ignored)
-    given = t.tensor(grad, dtype)
+    row_grad = t.tensor(grad, dtype)
     if reduction == 1:
-        given = t.call("truediv", given, t.tensor(total, dtype))
+        row_grad = t.call("truediv", row_grad, t.tensor(total, dtype))
     # one for all rows, or one for each
     flags = [True] * rank if not grad.shape else [place == rank - 1 for place in range(rank)]
-    given = t.call("mul", t.call("broadcast", given, flags), _weights(t, x, weight, picked, counts, dtype))
+    row_grad = t.call("mul", t.call("broadcast", row_grad, flags), _weights(t, x, weight, picked, counts, dtype))
     chosen = t.call("logical_and", picked, counts)
-    return t.call("where", chosen, t.call("neg", given), number(0, dtype), dtype=dtype)
+    return t.call("where", chosen, t.call("neg", row_grad), number(0, dtype), dtype=dtype)

@@ -33,9 +33,9 @@ class Dispatched(TorchDispatchMode):
 
 def decomposition_of(overload: Any) -> Callable[..., Any] | None:
     """Return PyTorch's decomposition of an overload, as a function of its arguments."""
-    found: Any = decomposition_table.get(overload)
-    if found is not None:
-        return found  # type: ignore[no-any-return]
+    decomposition: Any = decomposition_table.get(overload)
+    if decomposition is not None:
+        return decomposition  # type: ignore[no-any-return]
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
     return overload.decompose if composite else None
 

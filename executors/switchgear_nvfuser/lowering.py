@@ -19,9 +19,9 @@ from .translation import LEFT, TRANSLATIONS, Translator, Untranslatable
 
 #: Maximal number of dimensions for nvFuser.
 RANKS = 8
-_KNOWN_MAX = 4096
+_LOWERED_MAX = 4096
 #: Results of `lowered`, by operator and metadata.
-_known: dict[Any, tuple[sg.BoundSymbol, ...] | str] = {}
+_lowered: dict[Any, tuple[sg.BoundSymbol, ...] | str] = {}
 
 
 def lowered(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
@@ -45,13 +45,13 @@ def lowered(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
     parts = (item.args, dict(item.kwargs), item.output)
     args, kwargs, output = mapped(anonymous, parts, sg.TensorProxy)
     key = (item.symbol.name, frozen((args, kwargs, output)))
-    found = _known.get(key)
-    if found is None:
-        if len(_known) >= _KNOWN_MAX:
-            _known.clear()
-        found = _known[key] = _template(sg.BoundSymbol(item.symbol, args, kwargs, output))
-    if isinstance(found, str):
-        raise Untranslatable(found)
+    template = _lowered.get(key)
+    if template is None:
+        if len(_lowered) >= _LOWERED_MAX:
+            _lowered.clear()
+        template = _lowered[key] = _template(sg.BoundSymbol(item.symbol, args, kwargs, output))
+    if isinstance(template, str):
+        raise Untranslatable(template)
     names = {number: name for name, number in numbers.items()}
 
     def named(proxy: sg.TensorProxy) -> sg.TensorProxy:
@@ -59,7 +59,7 @@ def lowered(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
         return replace(proxy, name=names.get(proxy.name) or f"{item.outputs[0].name}.{proxy.name}")
 
     calls = []
-    for call in found:
+    for call in template:
         args, kwargs, output = mapped(named, (call.args, dict(call.kwargs), call.output), sg.TensorProxy)
         calls.append(sg.BoundSymbol(call.symbol, args, kwargs, output))
     return tuple(calls)
@@ -93,14 +93,14 @@ def _distinct(item: sg.BoundSymbol) -> tuple[sg.TensorProxy, ...]:
 def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
     """Return PyTorch's decomposition of a call into translated operators."""
     calls: list[sg.BoundSymbol] = []
-    made: list[torch.Tensor] = []  # keeps tensors alive, because ids identify them
+    tensors: list[torch.Tensor] = []  # keeps tensors alive, because ids identify them
     proxies: dict[int, sg.TensorProxy] = {}
 
     def proxy_of(value: torch.Tensor) -> sg.TensorProxy:
         if id(value) not in proxies:
-            made.append(value)
+            tensors.append(value)
             shape, stride = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
-            name = f"d{len(made)}"
+            name = f"d{len(tensors)}"
             proxies[id(value)] = sg.TensorProxy(name, shape, stride, value.dtype, value.device)
             _check(proxies[id(value)])
         return proxies[id(value)]
@@ -127,11 +127,11 @@ def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
 
     mode = Dispatched(handle)
     with undisturbed(), fake_mode(), torch.no_grad():
-        given = {proxy.name: laid_out(proxy) for proxy in _distinct(item)}
+        inputs = {proxy.name: laid_out(proxy) for proxy in _distinct(item)}
         for proxy in _distinct(item):
-            proxies[id(given[proxy.name])] = proxy
+            proxies[id(inputs[proxy.name])] = proxy
         fn: Any = item.symbol.fn
-        args, kwargs = mapped(lambda proxy: given[proxy.name], (item.args, dict(item.kwargs)), sg.TensorProxy)
+        args, kwargs = mapped(lambda proxy: inputs[proxy.name], (item.args, dict(item.kwargs)), sg.TensorProxy)
         try:
             result = handle(fn, args, kwargs)
         except Untranslatable:
@@ -143,19 +143,19 @@ def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
 
 def _flat(result: Any, proxies: Mapping[int, sg.TensorProxy]) -> list[sg.TensorProxy]:
     values = result if isinstance(result, (tuple, list)) else [result]
-    found = [proxies.get(id(value)) for value in values if value is not None]
-    if None in found:
+    outputs = [proxies.get(id(value)) for value in values if value is not None]
+    if None in outputs:
         raise Untranslatable("its decomposition gives a value that comes from nowhere")
-    return [proxy for proxy in found if proxy is not None]
+    return [proxy for proxy in outputs if proxy is not None]
 
 
 def _renamed(calls: list[sg.BoundSymbol], results: list[sg.TensorProxy], item: sg.BoundSymbol) -> list[sg.BoundSymbol]:
     """Return the calls, extended by copies under the names of the operator's own results."""
     clone: Any = torch.ops.aten._to_copy.default
-    for own, wanted in zip(results, item.outputs, strict=True):
-        if (own.shape, own.dtype) != (wanted.shape, wanted.dtype):
-            raise Untranslatable(f"its decomposition gives {own.type_string}, not {wanted.type_string}")
-        calls.append(sg.BoundSymbol(sg.Symbol(_name(clone), clone), (own,), {}, wanted))
+    for result, output in zip(results, item.outputs, strict=True):
+        if (result.shape, result.dtype) != (output.shape, output.dtype):
+            raise Untranslatable(f"its decomposition gives {result.type_string}, not {output.type_string}")
+        calls.append(sg.BoundSymbol(sg.Symbol(_name(clone), clone), (result,), {}, output))
     return calls
 
 
@@ -172,13 +172,13 @@ def define(region: sg.Trace, *, static: bool) -> Definition:
         values[proxy.name] = definition.input(layout_of(proxy, static=static))
     for item in region.bound_symbols:
         translator.translate(item)
-    for made in region.outputs:
-        if made is not None:
-            value, order = values[made.name], layout_of(made, static=static).stride_order
+    for output in region.outputs:
+        if output is not None:
+            value, order = values[output.name], layout_of(output, static=static).stride_order
             if len(order) > 1:
                 # stated even for the usual order, because nvFuser may lay out an output like an input
                 value = definition.call("stride_order", value, order, dtype=value.dtype)
-            elif value in definition.outputs or value in [given for given, _ in definition.inputs]:
+            elif value in definition.outputs or value in [source for source, _ in definition.inputs]:
                 value = definition.call("set", value, dtype=value.dtype)
             definition.outputs.append(value)
     return definition

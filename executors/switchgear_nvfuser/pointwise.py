@@ -138,9 +138,9 @@ def _clamped(t: Translator, value: Value, comparison: str, bound: float) -> Valu
     return _where(t, t.call(comparison, value, limit, dtype=torch.bool), limit, value)
 
 
-def _where(t: Translator, condition: Value, one: Value | float, other: Value | float) -> Value:
-    dtype = next((value.dtype for value in (one, other) if isinstance(value, Value)), None)
-    return t.call("where", condition, one, other, dtype=dtype or t.compute)
+def _where(t: Translator, condition: Value, if_true: Value | float, if_false: Value | float) -> Value:
+    dtype = next((value.dtype for value in (if_true, if_false) if isinstance(value, Value)), None)
+    return t.call("where", condition, if_true, if_false, dtype=dtype or t.compute)
 
 
 @translates("frac")
@@ -179,8 +179,8 @@ def _arithmetic(t: Translator, name: str, x: Any, y: Any) -> Value:
     return t.call(name, t.operand(x), t.operand(y))
 
 
-def _scaled(t: Translator, given: Any, factor: float) -> Any:
-    value = t.operand(given)
+def _scaled(t: Translator, operand: Any, factor: float) -> Any:
+    value = t.operand(operand)
     if factor == 1:
         return value
     scale = number(factor, t.compute)
@@ -358,14 +358,14 @@ def clamp_max(t: Translator, x: sg.TensorProxy, high: Any) -> Value:
 
 @translates("threshold")
 def threshold(t: Translator, x: sg.TensorProxy, limit: float, value: float) -> Value:
-    taken = t.tensor(x)
-    return _where(t, t.call("le", taken, number(limit, t.compute), dtype=torch.bool), number(value, t.compute), taken)
+    data = t.tensor(x)
+    return _where(t, t.call("le", data, number(limit, t.compute), dtype=torch.bool), number(value, t.compute), data)
 
 
 @translates("threshold_backward")
 def threshold_backward(t: Translator, grad: sg.TensorProxy, x: sg.TensorProxy, limit: float) -> Value:
-    given = t.operand(x)
-    below = t.call("le", given, number(limit, t.compute), dtype=torch.bool)
+    operand = t.operand(x)
+    below = t.call("le", operand, number(limit, t.compute), dtype=torch.bool)
     return _where(t, below, number(0, t.compute), t.operand(grad))
 
 

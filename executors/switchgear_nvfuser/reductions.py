@@ -61,10 +61,10 @@ for _name, _operator in (("any", "max"), ("all", "min")):
     _truth(_name, _operator)
 
 
-def _correction(given: Any) -> int:
-    correction = 1 if given is None else given
+def _correction(argument: Any) -> int:
+    correction = 1 if argument is None else argument
     if correction != int(correction):
-        raise Untranslatable(f"with correction={given!r}, no integer")
+        raise Untranslatable(f"with correction={argument!r}, no integer")
     return int(correction)
 
 
@@ -89,8 +89,8 @@ def std(t: Translator, x: sg.TensorProxy, dim: Any = None, *, correction: Any = 
 def var_mean(
     t: Translator, x: sg.TensorProxy, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, ...]:
-    given = t.tensor(x), _spread_dims(x, dim), _correction(correction), keepdim
-    return t.definition.calls("var_mean", *given, dtypes=(t.compute, t.compute))
+    arguments = t.tensor(x), _spread_dims(x, dim), _correction(correction), keepdim
+    return t.definition.calls("var_mean", *arguments, dtypes=(t.compute, t.compute))
 
 
 def _scan(name: str) -> None:
@@ -142,9 +142,9 @@ def softmax_backward(t: Translator, grad: sg.TensorProxy, y: sg.TensorProxy, dim
 @translates("_log_softmax_backward_data")
 def log_softmax_backward(t: Translator, grad: sg.TensorProxy, y: sg.TensorProxy, dim: int, input_dtype: Any) -> Value:
     dtype = widened(grad.dtype)
-    given = t.tensor(grad, dtype)
-    total = _reduced(t, "sum", given, dims_of(dim, len(y.shape)), True)
-    return t.call("sub", given, t.call("mul", t.call("exp", t.tensor(y, dtype)), total))
+    grad_y = t.tensor(grad, dtype)
+    total = _reduced(t, "sum", grad_y, dims_of(dim, len(y.shape)), True)
+    return t.call("sub", grad_y, t.call("mul", t.call("exp", t.tensor(y, dtype)), total))
 
 
 @translates("native_layer_norm")
@@ -156,9 +156,9 @@ def layer_norm(
     spread, middle = t.definition.calls("var_mean", value, dims, 0, True, dtypes=(t.compute, t.compute))
     scale = t.call("rsqrt", t.call("add", spread, float(eps)))
     result = t.call("mul", t.call("sub", value, middle), scale)
-    for name, given in (("mul", weight), ("add", bias)):
-        if given is not None:
-            result = t.call(name, result, t.raised(t.tensor(given), len(given.shape), rank))
+    for name, parameter in (("mul", weight), ("add", bias)):
+        if parameter is not None:
+            result = t.call(name, result, t.raised(t.tensor(parameter), len(parameter.shape), rank))
     return result, middle, scale
 
 
@@ -180,22 +180,22 @@ def layer_norm_backward(
 ) -> tuple[Value, ...]:
     rank, dims = len(x.shape), _norm_dims(x, normalized_shape)
     dtype = widened(x.dtype)
-    given, scale = t.tensor(grad, dtype), t.tensor(rstd, dtype)
+    grad_y, scale = t.tensor(grad, dtype), t.tensor(rstd, dtype)
     normal = t.call("mul", t.call("sub", t.tensor(x, dtype), t.tensor(mean, dtype)), scale)
-    found = []
+    gradients = []
     if output_mask[0]:
-        inner = given if weight is None else t.call("mul", given, t.raised(t.tensor(weight, dtype), len(dims), rank))
+        inner = grad_y if weight is None else t.call("mul", grad_y, t.raised(t.tensor(weight, dtype), len(dims), rank))
         count = t.count(x, dims)
         first = t.call("truediv", t.call("sum", inner, dims, True), count)
         second = t.call("truediv", t.call("sum", t.call("mul", inner, normal), dims, True), count)
         rest = t.call("sub", t.call("sub", inner, first), t.call("mul", normal, second))
-        found.append(t.call("mul", rest, scale))
+        gradients.append(t.call("mul", rest, scale))
     outer = list(range(rank - len(dims)))
     if output_mask[1]:
-        found.append(_reduced(t, "sum", t.call("mul", given, normal), outer, False))
+        gradients.append(_reduced(t, "sum", t.call("mul", grad_y, normal), outer, False))
     if output_mask[2]:
-        found.append(_reduced(t, "sum", given, outer, False))
-    return tuple(found)
+        gradients.append(_reduced(t, "sum", grad_y, outer, False))
+    return tuple(gradients)
 
 
 @translates("_fused_rms_norm")
@@ -224,18 +224,18 @@ def rms_norm_backward(
 ) -> tuple[Value, ...]:
     rank, dims = len(x.shape), _norm_dims(x, normalized_shape)
     dtype = widened(x.dtype)
-    given, scale = t.tensor(grad, dtype), t.tensor(rstd, dtype)
+    grad_y, scale = t.tensor(grad, dtype), t.tensor(rstd, dtype)
     normal = t.call("mul", t.tensor(x, dtype), scale)
-    found = []
+    gradients = []
     if output_mask[0]:
-        inner = given if weight is None else t.call("mul", given, t.raised(t.tensor(weight, dtype), len(dims), rank))
+        inner = grad_y if weight is None else t.call("mul", grad_y, t.raised(t.tensor(weight, dtype), len(dims), rank))
         total = t.call("sum", t.call("mul", inner, normal), dims, True)
         second = t.call("truediv", total, t.count(x, dims))
-        found.append(t.call("mul", t.call("sub", inner, t.call("mul", normal, second)), scale))
+        gradients.append(t.call("mul", t.call("sub", inner, t.call("mul", normal, second)), scale))
     if output_mask[1]:
         outer = list(range(rank - len(dims)))
-        found.append(_reduced(t, "sum", t.call("mul", given, normal), outer, False))
-    return tuple(found)
+        gradients.append(_reduced(t, "sum", t.call("mul", grad_y, normal), outer, False))
+    return tuple(gradients)
 
 
 @translates("linalg_vector_norm")

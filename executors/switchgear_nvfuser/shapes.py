@@ -40,10 +40,10 @@ def permute(t: Translator, x: sg.TensorProxy, dims: Sequence[int]) -> Value:
 
 
 @translates("transpose.int")
-def transpose(t: Translator, x: sg.TensorProxy, one: int, other: int) -> Value:
+def transpose(t: Translator, x: sg.TensorProxy, first: int, second: int) -> Value:
     dims = list(range(len(x.shape)))
     if dims:
-        dims[one], dims[other] = dims[other], dims[one]
+        dims[first], dims[second] = dims[second], dims[first]
     return _permuted(t, x, dims)
 
 
@@ -102,8 +102,8 @@ def select(t: Translator, x: sg.TensorProxy, dim: int, index: int) -> Value:
 
 @translates("split.Tensor")
 def split(t: Translator, x: sg.TensorProxy, size: int, dim: int = 0) -> tuple[Value, ...]:
-    whole = x.shape[dim]
-    return _split(t, x, dim % len(x.shape), [min(size, whole - start) for start in range(0, whole, size)])
+    length = x.shape[dim]
+    return _split(t, x, dim % len(x.shape), [min(size, length - start) for start in range(0, length, size)])
 
 
 @translates("split_with_sizes")
@@ -230,8 +230,8 @@ def _triangle(name: str, comparison: str) -> None:
     def translation(t: Translator, x: sg.TensorProxy, diagonal: int = 0) -> Value:
         shape, rank = t.shape(x), len(x.shape)
         column, row = t.iota(shape, rank - 1), t.iota(shape, rank - 2)
-        kept = t.call(comparison, t.call("sub", column, row), diagonal, dtype=torch.bool)
-        return t.call("where", kept, _value(t, x), t.constant(0, x.dtype, rank), dtype=x.dtype)
+        mask = t.call(comparison, t.call("sub", column, row), diagonal, dtype=torch.bool)
+        return t.call("where", mask, _value(t, x), t.constant(0, x.dtype, rank), dtype=x.dtype)
 
 
 for _name, _comparison in (("tril", "le"), ("triu", "ge")):

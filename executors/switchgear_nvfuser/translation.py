@@ -124,23 +124,23 @@ class Translator:
             raise Untranslatable(f"{proxy!r} is no tensor")
         return self.cast(self.values[proxy.name], self.compute if dtype is None else dtype)
 
-    def operand(self, given: Any, dtype: torch.dtype | None = None) -> Any:
+    def operand(self, value: Any, dtype: torch.dtype | None = None) -> Any:
         """Return a tensor of the result's rank, or a number, for element-wise computation."""
-        wanted = self.compute if dtype is None else dtype
-        if isinstance(given, sg.TensorProxy):
-            return self.raised(self.tensor(given, wanted), len(given.shape), self.rank)
-        return self.constant(given, wanted, self.rank)
+        target_dtype = self.compute if dtype is None else dtype
+        if isinstance(value, sg.TensorProxy):
+            return self.raised(self.tensor(value, target_dtype), len(value.shape), self.rank)
+        return self.constant(value, target_dtype, self.rank)
 
-    def constant(self, given: Any, dtype: torch.dtype, rank: int) -> Any:
+    def constant(self, literal: Any, dtype: torch.dtype, rank: int) -> Any:
         """Return a Python number as an operand; for booleans as a tensor, because nvFuser treats it as an integer."""
-        value = number(given, dtype)
+        value = number(literal, dtype)
         return self.full([1] * rank, value, dtype) if dtype == torch.bool else value
 
-    def raised(self, value: Value, rank: int, wanted: int) -> Value:
+    def raised(self, value: Value, rank: int, target_rank: int) -> Value:
         """Return a value with leading dimensions of size 1 up to a rank: explicit dimensions cannot be misread."""
-        if rank == wanted:
+        if rank == target_rank:
             return value
-        return self.call("broadcast", value, [True] * (wanted - rank) + [False] * rank)
+        return self.call("broadcast", value, [True] * (target_rank - rank) + [False] * rank)
 
     def reshaped(self, value: Value, old: Sequence[int], new: Sequence[int]) -> Value:
         """Return a value in another shape, with dimensions of size 1 made by `broadcast`.
@@ -193,36 +193,36 @@ def widened(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def number(given: Any, dtype: torch.dtype) -> float:
+def number(literal: Any, dtype: torch.dtype) -> float:
     """Return a Python number as an operand of a dtype."""
-    if not isinstance(given, (bool, int, float)):
-        raise Untranslatable(f"{given!r} is no number that nvFuser computes with")
+    if not isinstance(literal, (bool, int, float)):
+        raise Untranslatable(f"{literal!r} is no number that nvFuser computes with")
     if dtype.is_floating_point:
-        return float(given)
-    if isinstance(given, float) and not given.is_integer():
-        raise Untranslatable(f"{given!r} among {DTYPES[dtype]}")
-    return bool(given) if dtype == torch.bool else int(given)
+        return float(literal)
+    if isinstance(literal, float) and not literal.is_integer():
+        raise Untranslatable(f"{literal!r} among {DTYPES[dtype]}")
+    return bool(literal) if dtype == torch.bool else int(literal)
 
 
-def promoted(*given: Any) -> torch.dtype:
+def promoted(*operands: Any) -> torch.dtype:
     """Return the dtype in which PyTorch compares two operands; a Python number counts less than a tensor."""
     with undisturbed():
-        one, other = map(_stand_in, given)
-        return widened(torch.result_type(one, other))
+        first, second = map(_stand_in, operands)
+        return widened(torch.result_type(first, second))
 
 
-def _stand_in(given: Any) -> Any:
+def _stand_in(operand: Any) -> Any:
     """Return a tensor of a proxy's kind, with dimensions only if the proxy has some."""
-    if isinstance(given, sg.TensorProxy):
-        return torch.empty((1,) * len(given.shape), dtype=given.dtype, device="meta")
-    return given
+    if isinstance(operand, sg.TensorProxy):
+        return torch.empty((1,) * len(operand.shape), dtype=operand.dtype, device="meta")
+    return operand
 
 
-def dims_of(given: Any, rank: int) -> list[int]:
+def dims_of(argument: Any, rank: int) -> list[int]:
     """Return dimensions as a sorted list of numbers from 0; None or an empty list means all."""
-    if given is None or given == [] or given == ():
+    if argument is None or argument == [] or argument == ():
         return list(range(rank))
-    dims = [given] if isinstance(given, int) else given
+    dims = [argument] if isinstance(argument, int) else argument
     return sorted({dim % max(rank, 1) for dim in dims}) if rank else []
 
 

@@ -53,6 +53,13 @@ class TorchExecutor(sg.Executor):
         """Accept, unless a composite costs more than its parts, or might take another path than under capture.
 
         Compiled code runs outside autograd, so PyTorch sees no input that requires grad there.
+
+        Args:
+            bound_symbol: the call.
+            entry: unused; the executor claims without a table.
+
+        Returns:
+            The call's own function, or `Declined` with the reason.
         """
         if not bound_symbol.is_leaf and any(proxy.requires_grad for proxy in bound_symbol.inputs):
             return sg.Declined(_NEEDS_DECOMPOSITION)

@@ -28,22 +28,22 @@ def late_products(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     products = [index for index, item in enumerate(lines) if _is_large_product(item)]
     if trace.numbers or not products:
         return trace
-    home = sg.passes.storages(lines)
+    base_of = sg.passes.storages(lines)
     # a saved tensor ends at its last reader in the backward
     theirs = (*trace.outputs, *(() if context.gives_gradients else trace.inputs))
-    kept = {home.get(proxy.name, proxy.name) for proxy in theirs if proxy is not None}.union(trace.tensors)
-    read = [frozenset(home.get(proxy.name, proxy.name) for proxy in item.inputs) for item in lines]
-    reads = Counter(name for names in read for name in names - kept)
-    made = [proxy for item in lines for proxy in item.outputs if proxy.name not in home]
-    size = {proxy.name: proxy.bytes for proxy in (*trace.inputs, *made)}
+    survivors = {base_of.get(proxy.name, proxy.name) for proxy in theirs if proxy is not None}.union(trace.tensors)
+    read = [frozenset(base_of.get(proxy.name, proxy.name) for proxy in item.inputs) for item in lines]
+    reads = Counter(name for names in read for name in names - survivors)
+    results = [proxy for item in lines for proxy in item.outputs if proxy.name not in base_of]
+    size = {proxy.name: proxy.bytes for proxy in (*trace.inputs, *results)}
     moved = False
     for index in reversed(products):
         name = lines[index].output.name
         end = next((at for at in _reachable(lines, index) if name in read[at]), None)
         if end is None or end == index + 1:
             continue
-        inside = Counter(one for names in read[index:end] for one in names)
-        ending = {one for one, count in inside.items() if count == reads[one]}
+        inside = Counter(name for names in read[index:end] for name in names)
+        ending = {name for name, count in inside.items() if count == reads[name]}
         now = range(index, end)
         later = [*now[1:], index]
         if _most_held(later, lines, read, ending, size) < _most_held(now, lines, read, ending, size):
@@ -63,13 +63,13 @@ def _most_held(
 
     `read` are the values read by each line; values in `ending` have no other readers.
     """
-    left = Counter(name for at in order for name in read[at] & ending)
+    reads_left = Counter(name for at in order for name in read[at] & ending)
     held = most = 0
     for at in order:
         held += sum(size.get(proxy.name, 0) for proxy in lines[at].outputs)
         most = max(most, held)
-        left.subtract(read[at] & ending)
-        held -= sum(size.get(name, 0) for name in read[at] & ending if not left[name])
+        reads_left.subtract(read[at] & ending)
+        held -= sum(size.get(name, 0) for name in read[at] & ending if not reads_left[name])
     return most
 
 

@@ -26,24 +26,24 @@ def join_nested(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
         return trace
     read = Counter(proxy.name for item in trace.bound_symbols for proxy in item.inputs)
     read.update(proxy.name for proxy in trace.outputs if proxy is not None)
-    found: dict[str, sg.BoundSymbol] = {}
+    plain_calls: dict[str, sg.BoundSymbol] = {}
     joined: set[str] = set()
     body = []
     for call in trace.bound_symbols:
         item = call
         if _is_plain(item):
             inner = {
-                proxy.name: found[proxy.name]
+                proxy.name: plain_calls[proxy.name]
                 for proxy in item.inputs
-                if proxy.name in found and read[proxy.name] == 1 and _is_nested(found[proxy.name], item)
+                if proxy.name in plain_calls and read[proxy.name] == 1 and _is_nested(plain_calls[proxy.name], item)
             }
             if inner:
                 item = _joined(item, inner)
                 joined.update(inner)
-            found[item.output.name] = item
+            plain_calls[item.output.name] = item
         body.append(item)
-    kept = tuple([item for item in body if joined.isdisjoint(proxy.name for proxy in item.outputs)])
-    return replace(trace, bound_symbols=kept) if joined else trace
+    lines = tuple([item for item in body if joined.isdisjoint(proxy.name for proxy in item.outputs)])
+    return replace(trace, bound_symbols=lines) if joined else trace
 
 
 def _is_plain(item: sg.BoundSymbol) -> bool:
@@ -53,7 +53,7 @@ def _is_plain(item: sg.BoundSymbol) -> bool:
     if not item.args or not item.kwargs.keys() <= {"dim"} or isinstance(item.args[-1], torch.dtype):
         return False
     values = (*item.inputs, item.output)
-    return all(one.dtype == item.output.dtype and one.stride == _row_major(one.shape) for one in values)
+    return all(value.dtype == item.output.dtype and value.stride == _row_major(value.shape) for value in values)
 
 
 def _runs(item: sg.BoundSymbol, functions: tuple[object, ...]) -> bool:

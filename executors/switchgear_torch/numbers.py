@@ -24,9 +24,9 @@ _DTYPES = frozenset({torch.float32, torch.float64, torch.int64, torch.int32})
 
 def hold_numbers(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     """Replace the number in arithmetic with a CPU tensor by a tensor without dimensions."""
-    taken = {proxy.name for line in trace.bound_symbols for proxy in (*line.inputs, *line.outputs)}
-    taken.update(trace.tensors, (proxy.name for proxy in trace.inputs))
-    free = (name for name in map("n{}".format, count()) if name not in taken)
+    names = {proxy.name for line in trace.bound_symbols for proxy in (*line.inputs, *line.outputs)}
+    names.update(trace.tensors, (proxy.name for proxy in trace.inputs))
+    free = (name for name in map("n{}".format, count()) if name not in names)
     held: dict[object, tuple[sg.TensorProxy, torch.Tensor]] = {}
     body = []
     for line in trace.bound_symbols:

@@ -40,25 +40,25 @@ def reuse_buffers(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     another executor can see it.
     """
     lines = trace.bound_symbols
-    home = sg.passes.storages(lines)
-    last = {home.get(proxy.name, proxy.name): index for index, item in enumerate(lines) for proxy in item.inputs}
-    barred = {home.get(proxy.name, proxy.name) for proxy in trace.outputs if proxy is not None}
+    base_of = sg.passes.storages(lines)
+    last = {base_of.get(proxy.name, proxy.name): index for index, item in enumerate(lines) for proxy in item.inputs}
+    barred = {base_of.get(proxy.name, proxy.name) for proxy in trace.outputs if proxy is not None}
     barred.update(trace.tensors, (proxy.name for proxy in trace.inputs))
-    barred.update(home.get(name, name) for item in lines for name in out_of_hand(item))
+    barred.update(base_of.get(name, name) for item in lines for name in out_of_hand(item))
     size = {proxy.name: proxy.bytes for item in lines for proxy in item.outputs}
     body: list[sg.BoundSymbol] = []
     for index, item in enumerate(lines):
         ending = [
             proxy
             for proxy in item.inputs
-            if last[(start := home.get(proxy.name, proxy.name))] == index
+            if last[(start := base_of.get(proxy.name, proxy.name))] == index
             and start not in barred
             and size[start] == size[proxy.name] >= SMALLEST
             and (start == proxy.name or not _is_symbolic(proxy))
-            and all(other.name == proxy.name or home.get(other.name, other.name) != start for other in item.inputs)
+            and all(other.name == proxy.name or base_of.get(other.name, other.name) != start for other in item.inputs)
         ]
         output = item.output
-        if ending and isinstance(output, sg.TensorProxy) and home.get(output.name, output.name) not in barred:
+        if ending and isinstance(output, sg.TensorProxy) and base_of.get(output.name, output.name) not in barred:
             body.append(next(filter(None, (written_to(item, proxy, output) for proxy in ending)), item))
         else:
             body.append(item)
@@ -74,15 +74,15 @@ def out_of_hand(item: sg.BoundSymbol) -> Iterator[str]:
     elif sg.passes.aliased_argument(item) is None and not _is_pointwise(fn) and fn.overloadpacket not in _ALLOCATING:
         yield from (proxy.name for proxy in item.outputs)
         for proxy in item.inputs:
-            if any(made.dtype == proxy.dtype and made.bytes <= proxy.bytes for made in item.outputs):
+            if any(output.dtype == proxy.dtype and output.bytes <= proxy.bytes for output in item.outputs):
                 yield proxy.name
 
 
 def runs_as_it_is(item: sg.BoundSymbol) -> bool:
     """Check whether a call is a PyTorch operator run by PyTorch."""
     fn, implementation = item.symbol.fn, item.implementation
-    known = isinstance(fn, torch._ops.OpOverload) and fn.namespace == "aten"
-    return known and implementation is not None and implementation.fn is fn
+    is_aten = isinstance(fn, torch._ops.OpOverload) and fn.namespace == "aten"
+    return is_aten and implementation is not None and implementation.fn is fn
 
 
 def _is_pointwise(fn: Any) -> bool:
@@ -126,10 +126,10 @@ def _writing_forms(fn: Any, device: str) -> tuple[Any, tuple[Any, str] | None]:
         twin = None
     for name in fn.overloadpacket.overloads():
         out = getattr(fn.overloadpacket, name)
-        *own, written = _arguments(out) or [("", "")]
+        *inputs, out_argument = _arguments(out) or [("", "")]
         # without its own kernel, an overload computes the result elsewhere and copies it
-        if own == arguments and out._schema.arguments[-1].is_out and has_kernel(out, device):
-            return twin, (out, written[0])
+        if inputs == arguments and out._schema.arguments[-1].is_out and has_kernel(out, device):
+            return twin, (out, out_argument[0])
     return twin, None
 
 

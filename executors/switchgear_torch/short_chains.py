@@ -85,23 +85,23 @@ def _without_unread(
 ) -> tuple[sg.BoundSymbol, ...]:
     """Return the calls without views that have lost their readers."""
     read = {proxy.name for proxy in outputs if proxy is not None}
-    kept = []
+    lines = []
     for item in reversed(body):
-        made = [proxy.name for proxy in item.outputs]
-        if read.isdisjoint(made) and not views.keys().isdisjoint(made):
+        names = [proxy.name for proxy in item.outputs]
+        if read.isdisjoint(names) and not views.keys().isdisjoint(names):
             continue
         read.update(proxy.name for proxy in item.inputs)
-        kept.append(item)
-    return tuple(reversed(kept))
+        lines.append(item)
+    return tuple(reversed(lines))
 
 
 def _origin(view: sg.TensorProxy, views: Mapping[str, sg.BoundSymbol]) -> sg.TensorProxy | None:
     """Return the nearest base of a view with the view's layout."""
     source = view
     while (item := views.get(source.name)) is not None:
-        found = sg.passes.aliased_argument(item)
-        assert found is not None
-        source = found
+        base = sg.passes.aliased_argument(item)
+        assert base is not None
+        source = base
         if source.layout == view.layout:
             return source
     return None
@@ -113,9 +113,9 @@ def _without_dimensions(item: sg.BoundSymbol, view: sg.TensorProxy) -> sg.BoundS
     if rest != [True] or not dims or not x.shape:
         return None
     summed = {dim % len(x.shape) for dim in dims}
-    kept = [dim for dim in range(len(x.shape)) if dim not in summed]
+    remaining_dims = [dim for dim in range(len(x.shape)) if dim not in summed]
     if (view.shape, view.stride) != tuple(
-        [tuple([ns[d] for d in kept]) for ns in (item.output.shape, item.output.stride)]
+        [tuple([ns[d] for d in remaining_dims]) for ns in (item.output.shape, item.output.stride)]
     ):
         return None
     return replace(item, args=(x, dims), output=view)

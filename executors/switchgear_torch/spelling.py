@@ -53,17 +53,17 @@ def spelling(
 
     The choice of overload depends on no size, so symbolic sizes are replaced by their `hint`.
     """
-    given = args, dict(kwargs)
+    arguments = args, dict(kwargs)
     # a default device changes functions without tensors
-    if overload.namespace != "aten" or not _holds_tensor(given):
+    if overload.namespace != "aten" or not _holds_tensor(arguments):
         return None
-    key = (overload, _kind(given))
+    key = (overload, _kind(arguments))
     if key not in _KEPT:
         if len(_KEPT) == _KEPT_LIMIT:
             _KEPT.clear()
         example = _Example(hint)
-        given = example.of(args), example.of(dict(kwargs))
-        _KEPT[key] = next((path for path, fn in _candidates(overload) if _is_same_call(fn, overload, *given)), None)
+        arguments = example.of(args), example.of(dict(kwargs))
+        _KEPT[key] = next((path for path, fn in _candidates(overload) if _is_same_call(fn, overload, *arguments)), None)
     return _KEPT[key]
 
 
@@ -109,8 +109,8 @@ class _Example:
 @functools.cache
 def _candidates(overload: torch._ops.OpOverload) -> tuple[tuple[str, Callable[..., Any]], ...]:
     name = overload._schema.name.partition("::")[2]
-    found = ((f"{place}.{name}", getattr(module, name, None)) for place, module in _PLACES)
-    return tuple([(path, fn) for path, fn in found if isinstance(fn, _IN_C)])
+    entries = ((f"{place}.{name}", getattr(module, name, None)) for place, module in _PLACES)
+    return tuple([(path, fn) for path, fn in entries if isinstance(fn, _IN_C)])
 
 
 def _is_same_call(
@@ -131,11 +131,11 @@ def _by_name(overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dic
     return defaults | dict(positional) | kwargs
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
-    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return one is other
-    return type(one) is type(other) and repr(one) == repr(other)
+def _same(first: Any, second: Any) -> bool:
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(_same(first[name], second[name]) for name in first)
+    if isinstance(first, (tuple, list)) and isinstance(second, (tuple, list)):
+        return len(first) == len(second) and all(map(_same, first, second))
+    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
+        return first is second
+    return type(first) is type(second) and repr(first) == repr(second)

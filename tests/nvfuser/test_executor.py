@@ -172,10 +172,10 @@ def test_what_nobody_needs_any_more_is_let_go() -> None:
 
 def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "_known", {})
-    monkeypatch.setattr(lowering, "_KNOWN_MAX", 2)
+    monkeypatch.setattr(lowering, "_LOWERED_MAX", 2)
     for size in (3, 4, 5, 6, 7):
         jit(lambda a: a.sin().cos())(torch.randn(size))
-        assert len(lowering._known) <= 2
+        assert len(lowering._lowered) <= 2
 
 
 # Layouts and memory.

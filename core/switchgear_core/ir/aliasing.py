@@ -46,7 +46,14 @@ def storages(bound_symbols: Iterable[BoundSymbol]) -> dict[str, str]:
 
 
 def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
-    """Return the argument whose storage the outputs of a leaf may share; None if there is none."""
+    """Find the argument whose storage the outputs of a leaf may share.
+
+    Args:
+        bound_symbol: a leaf.
+
+    Returns:
+        The argument; None if there is none.
+    """
     if bound_symbol.symbol.name in _PASSED_ON:
         return bound_symbol.inputs[-1]
     return viewed_argument(bound_symbol)
@@ -55,33 +62,40 @@ def aliased_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
 def viewed_argument(bound_symbol: BoundSymbol) -> TensorProxy | None:
     """Return the argument that the outputs of a PyTorch leaf view, by its schema."""
     symbol = bound_symbol.symbol
-    known = _PLACES.get(symbol.name)
-    if known is None or known[0] is not symbol.fn:
+    entry = _PLACES.get(symbol.name)
+    if entry is None or entry[0] is not symbol.fn:
         if not isinstance(symbol.fn, internals.OpOverload):  # keep no user function alive
             return None
-        known = _PLACES[symbol.name] = symbol.fn, _viewed_place(symbol.fn)
-    if known[1] is None:
+        entry = _PLACES[symbol.name] = symbol.fn, _viewed_place(symbol.fn)
+    if entry[1] is None:
         return None
-    position, name = known[1]
+    position, name = entry[1]
     args = bound_symbol.args
-    given = args[position] if position < len(args) else bound_symbol.kwargs.get(name)
-    return given if isinstance(given, TensorProxy) else next(iter(proxies(given)), None)
+    argument = args[position] if position < len(args) else bound_symbol.kwargs.get(name)
+    return argument if isinstance(argument, TensorProxy) else next(iter(proxies(argument)), None)
 
 
 def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:
-    """Return the arguments that a leaf mutates, by its schema."""
+    """Find the arguments that a leaf mutates, by its schema.
+
+    Args:
+        bound_symbol: a leaf.
+
+    Returns:
+        The arguments; empty for a function without a schema.
+    """
     fn: Any = bound_symbol.symbol.fn
     if not isinstance(fn, internals.OpOverload) or not fn._schema.is_mutable:
         return ()
     args, kwargs = bound_symbol.args, bound_symbol.kwargs
     arguments = enumerate(fn._schema.arguments)
-    written = [
+    places = [
         (place, item.name)
         for place, item in arguments
         if item.alias_info and item.alias_info.is_write
     ]
     return tuple(
-        proxies([args[place] if place < len(args) else kwargs.get(name) for place, name in written])
+        proxies([args[place] if place < len(args) else kwargs.get(name) for place, name in places])
     )
 
 

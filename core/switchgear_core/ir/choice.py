@@ -68,13 +68,13 @@ class Choices(Listing[Choice]):
 
     def rows(self) -> Iterator[str]:
         """Yield the number and text of each choice, the most frequent first, without executors that have no rule."""
-        counts = Counter(str(replace(one, declined=_objections(one))) for one in self)
+        counts = Counter(str(replace(choice, declined=_objections(choice))) for choice in self)
         yield from [f"{count:4} x {text}" for text, count in counts.most_common()]
 
 
 def _objections(choice: Choice) -> tuple[tuple[str, str], ...]:
     nothing = f"no grad rule for {choice.symbol}", f"no implementation of {choice.symbol}"
-    return tuple([one for one in choice.declined if one[1] not in nothing])
+    return tuple([pair for pair in choice.declined if pair[1] not in nothing])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from switchgear_core.ir.symbol import BoundSymbol, changed, proxies, renamed
 
 
 def is_closed(
-    given: object,
+    arguments: object,
     recorded: list[BoundSymbol],
     output: object,
     constants: Mapping[str, torch.Tensor],
@@ -22,20 +22,20 @@ def is_closed(
     """Check whether a call's parts read only its arguments, and make all its outputs, each different."""
     if output is NotImplemented:
         return False
-    known = {proxy.name for proxy in proxies(given)} | constants.keys()
-    made: set[str] = set()
+    values = {proxy.name for proxy in proxies(arguments)} | constants.keys()
+    results: set[str] = set()
     for part in recorded:
-        if not known.issuperset(proxy.name for proxy in part.inputs):
+        if not values.issuperset(proxy.name for proxy in part.inputs):
             return False
         outputs = {proxy.name for proxy in part.outputs}
-        known |= outputs
-        made |= outputs
+        values |= outputs
+        results |= outputs
     names = [proxy.name for proxy in proxies(output)]
-    return bool(names) and len(set(names)) == len(names) and made.issuperset(names)
+    return bool(names) and len(set(names)) == len(names) and results.issuperset(names)
 
 
 def read_first_views(
-    lines: list[BoundSymbol], given: Sequence[TensorProxy], views: Mapping[str, object]
+    lines: list[BoundSymbol], arguments: Sequence[TensorProxy], views: Mapping[str, object]
 ) -> list[BoundSymbol]:
     """Return the parts of a call, with each view read where it was first made; `views` maps views to their calls.
 
@@ -48,25 +48,25 @@ def read_first_views(
     def read(proxy: TensorProxy) -> TensorProxy:
         if proxy.name in views and proxy.name not in first:
             alike = unread.get(str(views[proxy.name]), [])
-            same = [one for one in alike if replace(one, name=proxy.name) == proxy]
-            found = proxy if proxy in given or not same else same[0]
-            first[proxy.name] = found
-            if found in alike:
-                alike.remove(found)
+            same = [twin for twin in alike if replace(twin, name=proxy.name) == proxy]
+            view = proxy if proxy in arguments or not same else same[0]
+            first[proxy.name] = view
+            if view in alike:
+                alike.remove(view)
         return first.get(proxy.name, proxy)
 
-    kept: list[BoundSymbol] = []
-    for proxy in given:
+    parts: list[BoundSymbol] = []
+    for proxy in arguments:
         if proxy.name in views:
             unread.setdefault(str(views[proxy.name]), []).append(proxy)
     for line in lines:
-        made = [proxy for proxy in line.outputs if proxy.name in views]
-        for proxy in made:
+        new_views = [proxy for proxy in line.outputs if proxy.name in views]
+        for proxy in new_views:
             unread.setdefault(str(views[proxy.name]), []).append(proxy)
-        env = {} if made else {proxy.name: read(proxy) for proxy in line.inputs}
+        env = {} if new_views else {proxy.name: read(proxy) for proxy in line.inputs}
         moved = any(proxy.name != name for name, proxy in env.items())
-        kept.append(renamed(line, env) if moved else line)
-    return kept
+        parts.append(renamed(line, env) if moved else line)
+    return parts
 
 
 def unread_views(
@@ -97,7 +97,7 @@ def splice_escaping(
 ) -> tuple[BoundSymbol, ...]:
     """Replace a composite by its parts if another line reads a value that the composite does not return."""
     needed = {proxy.name for proxy in outputs}
-    kept: list[BoundSymbol] = []
+    lines: list[BoundSymbol] = []
     pending = list(recorded)
     while pending:
         bound_symbol = pending.pop()
@@ -111,8 +111,8 @@ def splice_escaping(
             parts = splice_escaping(bound_symbol.subsymbols, bound_symbol.outputs)
             bound_symbol = changed(bound_symbol, subsymbols=parts)
         needed.update(proxy.name for proxy in bound_symbol.inputs)
-        kept.append(bound_symbol)
-    return tuple(reversed(kept))
+        lines.append(bound_symbol)
+    return tuple(reversed(lines))
 
 
 def leaves_of(bound_symbols: Iterable[BoundSymbol]) -> Iterator[BoundSymbol]:

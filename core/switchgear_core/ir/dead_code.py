@@ -23,10 +23,10 @@ def live(
 ) -> tuple[BoundSymbol, ...]:
     """Return the bound symbols that the outputs need, and those that always stay."""
     needed = {proxy.name for proxy in outputs}
-    kept: list[BoundSymbol] = []
+    lines: list[BoundSymbol] = []
     for bound_symbol in reversed(bound_symbols):
-        made = [proxy.name for proxy in bound_symbol.outputs]
-        if not needed.isdisjoint(made) or bound_symbol.stays:
+        names = [proxy.name for proxy in bound_symbol.outputs]
+        if not needed.isdisjoint(names) or bound_symbol.stays:
             needed.update([proxy.name for proxy in bound_symbol.inputs])
-            kept.append(bound_symbol)
-    return tuple(reversed(kept))
+            lines.append(bound_symbol)
+    return tuple(reversed(lines))

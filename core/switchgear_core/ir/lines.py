@@ -36,7 +36,11 @@ class Match:
 
 
 class Lines:
-    """Index of a trace: the definition and the readers of each value, and the calls that replace others."""
+    """Index of a trace: the definition and the readers of each value, and the calls that replace others.
+
+    Args:
+        trace: the trace of a pass.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -51,27 +55,44 @@ class Lines:
                 self._readers[name].append(index)
 
     def maker(self, value: object) -> BoundSymbol | None:
-        """Return the line that computes a value; None for an input, and for a value inside a replaced call."""
+        """Find the line that computes a value.
+
+        Args:
+            value: a value of the trace.
+
+        Returns:
+            The line; None for an input, and for a value inside a replaced call.
+        """
         index = self.place.get(value.name) if isinstance(value, TensorProxy) else None
         return None if index is None or index in self._instead else self.trace.bound_symbols[index]
 
     def readers(self, value: TensorProxy) -> tuple[BoundSymbol, ...]:
-        """Return the lines that read a value, in order."""
+        """Find the lines that read a value.
+
+        Args:
+            value: a value of the trace.
+
+        Returns:
+            The lines, in order.
+        """
         return tuple([self.trace.bound_symbols[index] for index in self._readers[value.name]])
 
     def seen_elsewhere(self, whole: BoundSymbol) -> str:
         """Check whether a composite can replace its last part.
 
+        Args:
+            whole: the composite; its subsymbols are lines of the trace.
+
         Returns:
             The reason against the replacement, or an empty string. No other line may read the values between its parts,
                 and no line may read its results before it.
         """
-        own = {self.place[part.outputs[0].name] for part in whole.subsymbols}
+        positions = {self.place[part.outputs[0].name] for part in whole.subsymbols}
         results = {value.name for value in whole.outputs}
         for value in itertools.chain.from_iterable(part.outputs for part in whole.subsymbols):
-            others = {*self._readers[value.name]} - own
+            others = {*self._readers[value.name]} - positions
             if value.name in results:
-                if any(place < max(own) for place in others):
+                if any(place < max(positions) for place in others):
                     return f"{value.name} is read before all of it is made"
             elif value.name in self._returned:
                 return f"{value.name} is returned, or saved"
@@ -80,20 +101,23 @@ class Lines:
         return ""
 
     def back(self, value: object, through: Collection[str] = ()) -> list[BoundSymbol]:
-        """Return the lines that compute a value, in order.
+        """Follow a value backwards.
 
         Args:
             value: a value of the trace.
             through: names of operators to follow backwards.
+
+        Returns:
+            The lines that compute the value, in order.
         """
-        found: list[BoundSymbol] = []
+        calls: list[BoundSymbol] = []
         while (call := self.maker(value)) is not None:
-            found.insert(0, call)
+            calls.insert(0, call)
             leaf = leaf_of(call)
             if leaf is None or leaf.symbol.name not in through:
                 break
             value = leaf.inputs[0]
-        return found
+        return calls
 
     def match(
         self, call: BoundSymbol, pattern: object, through: Collection[str] = ()
@@ -110,51 +134,51 @@ class Lines:
         Returns:
             The matched calls and the values of the names; None if the pattern does not match.
         """
-        found = self._matched(call, pattern, Match((), {}), through)
-        if found is None:
+        match = self._matched(call, pattern, Match((), {}), through)
+        if match is None:
             return None
-        parts = {self.place[part.outputs[0].name]: part for part in found.parts}
-        return Match(tuple([parts[place] for place in sorted(parts)]), found.values)
+        parts = {self.place[part.outputs[0].name]: part for part in match.parts}
+        return Match(tuple([parts[place] for place in sorted(parts)]), match.values)
 
     def _matched(
-        self, call: BoundSymbol, pattern: Any, found: Match, through: Collection[str]
+        self, call: BoundSymbol, pattern: Any, prefix: Match, through: Collection[str]
     ) -> Match | None:
         leaf = leaf_of(call)
         name, *operands = pattern
         if leaf is None or leaf.symbol.name != name or leaf.kwargs:
             return None
-        for given in (leaf.args, leaf.args[::-1]) if name in _COMMUTATIVE else (leaf.args,):
-            match = self._all(given, operands, Match((*found.parts, call), found.values), through)
+        for args in (leaf.args, leaf.args[::-1]) if name in _COMMUTATIVE else (leaf.args,):
+            match = self._all(args, operands, Match((*prefix.parts, call), prefix.values), through)
             if match is not None:
                 return match
         return None
 
     def _all(
         self,
-        given: Sequence[object],
+        arguments: Sequence[object],
         operands: Sequence[object],
-        found: Match,
+        prefix: Match,
         through: Collection[str],
     ) -> Match | None:
-        match: Match | None = found
-        for one, operand in itertools.zip_longest(given, operands, fillvalue=_NOTHING):
-            match = match and self._operand(one, operand, match, through)
+        match: Match | None = prefix
+        for value, operand in itertools.zip_longest(arguments, operands, fillvalue=_NOTHING):
+            match = match and self._operand(value, operand, match, through)
         return match
 
     def _operand(
-        self, given: Any, operand: Any, found: Match, through: Collection[str]
+        self, value: Any, operand: Any, prefix: Match, through: Collection[str]
     ) -> Match | None:
         if isinstance(operand, str):
-            same = found.values.get(operand, given)
-            return Match(found.parts, {**found.values, operand: given}) if same == given else None
+            same = prefix.values.get(operand, value)
+            return Match(prefix.parts, {**prefix.values, operand: value}) if same == value else None
         if isinstance(operand, tuple):
-            calls = self.back(given, through)
-            inner = Match((*found.parts, *calls[1:]), found.values)
+            calls = self.back(value, through)
+            inner = Match((*prefix.parts, *calls[1:]), prefix.values)
             return self._matched(calls[0], operand, inner, through) if calls else None
-        if isinstance(operand, list) and isinstance(given, (list, tuple)):
-            return self._all(given, operand, found, through)
-        near = isinstance(operand, float) and isinstance(given, (int, float))
-        return found if (math.isclose(given, operand) if near else given == operand) else None
+        if isinstance(operand, list) and isinstance(value, (list, tuple)):
+            return self._all(value, operand, prefix, through)
+        near = isinstance(operand, float) and isinstance(value, (int, float))
+        return prefix if (math.isclose(value, operand) if near else value == operand) else None
 
     def replace(
         self, parts: Sequence[BoundSymbol], call: BoundSymbol, at: BoundSymbol | None = None
@@ -171,31 +195,45 @@ class Lines:
         self._instead[self.place[(at or parts[-1]).outputs[0].name]] = call
 
     def fresh(self, value: TensorProxy) -> TensorProxy:
-        """Return a value like another, with an unused name."""
+        """Make a value like another.
+
+        Args:
+            value: a value of the trace.
+
+        Returns:
+            A copy with an unused name.
+        """
         if self._names is None:
             self._names = Names(names_of(self.trace))
         return replace(value, name=self._names.claim(f"{value.name}_"))
 
     def result(self) -> Trace:
-        """Return the trace with all replacements; the same object without any."""
+        """Apply the replacements.
+
+        Returns:
+            A new trace; the same object without replacements.
+        """
         if not self._instead:
             return self.trace
         lines = enumerate(self.trace.bound_symbols)
         body = [self._instead.get(index, item) for index, item in lines]
-        kept = tuple([item for item in body if item is not None])
-        return replace(self.trace, bound_symbols=kept)
+        symbols = tuple([item for item in body if item is not None])
+        return replace(self.trace, bound_symbols=symbols)
 
 
 def composite(
     symbol: Symbol, args: tuple[object, ...], output: object, parts: Sequence[BoundSymbol]
 ) -> BoundSymbol:
-    """Return a call that stands for others.
+    """Make a call that stands for others.
 
     Args:
         symbol: its operation.
         args: its arguments.
         output: its results: the results of the last part.
         parts: the replaced calls: its decomposition. It gets their links and tags, and the source of the last call.
+
+    Returns:
+        The call, which is not yet in the trace.
     """
     last = parts[-1]
     links = tuple(dict.fromkeys(link for part in parts for link in part.links))
@@ -205,7 +243,7 @@ def composite(
 
 
 def leaf_of(call: BoundSymbol | None) -> BoundSymbol | None:
-    """Return the single operator of PyTorch that a call consists of.
+    """Find the single operator of PyTorch that a call consists of.
 
     Args:
         call: a call, or None.
@@ -220,11 +258,14 @@ def leaf_of(call: BoundSymbol | None) -> BoundSymbol | None:
 
 
 def argument(call: BoundSymbol, name: str) -> Any:
-    """Return the argument of a call for a parameter, or the parameter's default.
+    """Look up the argument of a call by its parameter.
 
     Args:
         call: a call of a function of PyTorch or an operator.
         name: the name of a parameter.
+
+    Returns:
+        The argument, or the parameter's default.
 
     Raises:
         TypeError: there is no such parameter.
@@ -245,4 +286,4 @@ def _parameters(fn: Callable[..., object]) -> Mapping[str, Any]:
         return {item.name: item.default_value for item in fn._schema.arguments}
     # a C++ function has no signature; its stand-in for tests of overriding has one
     parameters = inspect.signature(get_testing_overrides().get(fn, fn)).parameters.values()
-    return {one.name: None if one.default is one.empty else one.default for one in parameters}
+    return {item.name: None if item.default is item.empty else item.default for item in parameters}

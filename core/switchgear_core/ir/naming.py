@@ -92,8 +92,8 @@ def _overloads(name: str) -> Any:
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
     try:
-        found = getattr(getattr(torch.ops, namespace), packet)
-        return getattr(found, overload) if overload else found
+        value = getattr(getattr(torch.ops, namespace), packet)
+        return getattr(value, overload) if overload else value
     except AttributeError:
         raise _unknown(name) from None
 
@@ -110,19 +110,19 @@ def _functions() -> list[str]:
         "torch.nn.functional": torch.nn.functional,
         "torch.Tensor": torch.Tensor,
     }
-    return [f"{home}.{name}" for home, names in homes.items() for name in dir(names)]
+    return [f"{prefix}.{name}" for prefix, names in homes.items() for name in dir(names)]
 
 
 def _by_name(name: str) -> Symbol:
     root, *path = name.split(".")
     try:
-        found = functools.reduce(
+        value = functools.reduce(
             getattr, path, torch if root == "torch" else getattr(torch.ops, root)
         )
     except AttributeError:
         raise _unknown(name) from None
-    symbol = symbol_of(found) if callable(found) and not isinstance(found, type) else None
-    if symbol is None or isinstance(found, internals.OpOverloadPacket):
+    symbol = symbol_of(value) if callable(value) and not isinstance(value, type) else None
+    if symbol is None or isinstance(value, internals.OpOverloadPacket):
         raise RegistrationError(
             f"{name!r} is no operator; an overload's name ends in its overload, as aten.mm.default"
         )

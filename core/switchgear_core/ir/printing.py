@@ -32,8 +32,8 @@ class Scope:
     `bound` gives called functions their own names, which cost less than a path, or an overload's wrapper in Python.
     """
 
-    def __init__(self, constants: Mapping[str, object], taken: Iterable[str], bound: bool) -> None:
-        self._taken = {*taken, "args", *vars(builtins)}
+    def __init__(self, constants: Mapping[str, object], names: Iterable[str], bound: bool) -> None:
+        self._names = {*names, "args", *vars(builtins)}
         self._bound: dict[str, str] | None = {} if bound else None
         self.values: dict[str, object] = dict(constants)
         self.modules = {"torch"}
@@ -47,8 +47,8 @@ class Scope:
 
     def constant(self, value: object, hint: str) -> str:
         """Return the name of a value without Python text; `hint` if free."""
-        for name, known in self.values.items():
-            if known is value:
+        for name, other in self.values.items():
+            if other is value:
                 return name
         return self._named(value, hint if is_name(hint) else "constant")
 
@@ -60,7 +60,7 @@ class Scope:
         return "", f"{name}: {describe(value)}"
 
     def _named(self, value: object, name: str) -> str:
-        while name in self.values or name in self._taken or name in sys.modules:
+        while name in self.values or name in self._names or name in sys.modules:
             name += "_"
         self.values[name] = value
         return name
@@ -81,7 +81,7 @@ class Scope:
             name,
             f"{getattr(fn, '__module__', None)}.{getattr(fn, '__qualname__', None)}",
         ):
-            if path.partition(".")[0] not in self._taken and _evaluates_to(path, fn):
+            if path.partition(".")[0] not in self._names and _evaluates_to(path, fn):
                 return self.at(path)
         return self.constant(fn, name if is_name(name) else str(getattr(fn, "__name__", "")))
 
@@ -152,16 +152,16 @@ def _evaluates_to(path: str, fn: Callable[..., object]) -> bool:
     if "." not in path or not all(map(is_name, path.split("."))):
         return False
     # builtin functions have several names, each with its own object
-    return (found := object_at(path)) is fn or (found is not None and found == fn)
+    return (target := object_at(path)) is fn or (target is not None and target == fn)
 
 
 def object_at(path: str) -> Any:
     """Return the object at a path whose root is imported, or None."""
     root, *parts = path.split(".")
-    found: Any = sys.modules.get(root)
+    value: Any = sys.modules.get(root)
     for part in parts:
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def describe(value: object) -> str:

@@ -40,7 +40,14 @@ class NumberProxy:
         return f"{self.tensor}.{measured}"
 
     def read(self, tensor: torch.Tensor) -> int:
-        """Return the number for this input tensor."""
+        """Read the number from an input.
+
+        Args:
+            tensor: the input that has the number as a size or stride.
+
+        Returns:
+            The number, in elements.
+        """
         return tensor.size(self.dim) if self.dim >= 0 else tensor.stride(~self.dim)
 
 
@@ -92,19 +99,33 @@ class TensorProxy(_Remembers):
             pass
         numbers = (*self.shape, *self.stride, self.storage_offset)
         fixed = _FIXED.issuperset(map(type, numbers))
-        written = numbers if fixed else tuple([key_of(number) for number in numbers])
-        layout = (len(self.shape), written, self.dtype, self.device, self.is_conj, self.is_neg)
+        parts = numbers if fixed else tuple([key_of(number) for number in numbers])
+        layout = (len(self.shape), parts, self.dtype, self.device, self.is_conj, self.is_neg)
         if fixed:  # the text of a symbolic number depends on earlier decisions
             object.__setattr__(self, "_layout", layout)
         return layout
 
     def fresh(self, name: str) -> TensorProxy:
-        """Return a new value with the same sizes and strides, without history."""
-        own = {"storage_offset": 0, "is_conj": False, "is_neg": False}
-        return changed_proxy(self, name=name, requires_grad=False, **own)
+        """Make a value with the same sizes and strides, without history.
+
+        Args:
+            name: the name of the new value.
+
+        Returns:
+            The value: it does not require grad, and its storage offset is 0.
+        """
+        defaults = {"storage_offset": 0, "is_conj": False, "is_neg": False}
+        return changed_proxy(self, name=name, requires_grad=False, **defaults)
 
     def fake(self, mode: internals.FakeMode) -> torch.Tensor:
-        """Return a fake tensor with this metadata."""
+        """Make a fake tensor with this metadata.
+
+        Args:
+            mode: the fake mode of the tensor.
+
+        Returns:
+            The fake tensor.
+        """
         layout = (
             *(self.shape, self.stride, self.dtype, self.device),
             *(self.storage_offset, self.is_conj, self.is_neg),
@@ -143,16 +164,16 @@ def copier(kind: type[Copied]) -> Callable[..., Copied]:
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     # a class with the same layout, not frozen: copies are made in it, and then change their class
     scope: dict[str, Any] = {"Open": type("Open", kind.__bases__, {"__slots__": tuple(names)})}
-    lines = [f"    made.{name} = value.{name}" for name in names]
-    exec("\n".join(["def opened(value):", "    made = Open()", *lines, "    return made"]), scope)
+    lines = [f"    copy.{name} = value.{name}" for name in names]
+    exec("\n".join(["def opened(value):", "    copy = Open()", *lines, "    return copy"]), scope)
     opened: Callable[[Copied], Any] = scope["opened"]
 
     def copied(value: Copied, **changes: object) -> Copied:
-        made = opened(value)
+        copy = opened(value)
         for name, new in changes.items():
-            setattr(made, name, new)
-        made.__class__ = kind
-        return made  # type: ignore[no-any-return]
+            setattr(copy, name, new)
+        copy.__class__ = kind
+        return copy  # type: ignore[no-any-return]
 
     return copied
 

@@ -50,7 +50,7 @@ def is_random(
         return True
     arguments = overload._schema.arguments
     values = {argument.name: argument.default_value for argument in arguments}
-    values |= {one.name: value for one, value in zip(arguments, args, strict=False)}
+    values |= {argument.name: value for argument, value in zip(arguments, args, strict=False)}
     return {**values, **kwargs}.get("dropout_p") != 0.0
 
 
@@ -76,8 +76,8 @@ def uninitialised(items: Iterable[BoundSymbol]) -> set[str]:
     """Return the names of the values computed from uninitialised memory."""
     names = set[str]()
     for item in leaves_of(items):
-        if _is_empty(item.symbol.fn) or not names.isdisjoint(one.name for one in item.inputs):
-            names.update(one.name for one in item.outputs)
+        if _is_empty(item.symbol.fn) or not names.isdisjoint(proxy.name for proxy in item.inputs):
+            names.update(proxy.name for proxy in item.outputs)
     return names
 
 

@@ -197,11 +197,18 @@ class BoundSymbol(Shown):
             A new call; this one if it reads none of them.
         """
         if values and any(proxy.name in values for proxy in self.inputs):
-            return renamed(self, values, lambda own: own)
+            return renamed(self, values, lambda proxy: proxy)
         return self
 
     def with_implementation(self, implementation: Implementation) -> BoundSymbol:
-        """Return the call, run by another implementation."""
+        """Replace the implementation of the call.
+
+        Args:
+            implementation: the new implementation.
+
+        Returns:
+            A new call.
+        """
         return changed(self, implementation=implementation)
 
 
@@ -211,10 +218,10 @@ _NESTS = frozenset({"args", "kwargs", "output"})
 
 def changed(bound_symbol: BoundSymbol, **changes: object) -> BoundSymbol:
     """Return a copy with changes, as `dataclasses.replace`, without a new search for unchanged proxies."""
-    made = _copied(bound_symbol, **changes)
+    copy = _copied(bound_symbol, **changes)
     if not _NESTS.isdisjoint(changes):
-        made.__post_init__()
-    return made
+        copy.__post_init__()
+    return copy
 
 
 def line(bound_symbol: BoundSymbol, scope: Scope, link: bool) -> tuple[str, str]:
@@ -255,10 +262,10 @@ def _call(bound_symbol: BoundSymbol, scope: Scope) -> str:
         arguments.append(
             f"{name}={expression}" if is_name(name) else f"**{{{name!r}: {expression}}}"
         )
-    given = ", ".join(arguments)
+    text = ", ".join(arguments)
     if implementation is not None and implementation.boxed and BOXED not in bound_symbol.args:
-        given = f"[{given}]"
-    call = f"{function}({given})"
+        text = f"[{text}]"
+    call = f"{function}({text})"
     return f"{_target(bound_symbol.output)} = {call}" if bound_symbol.outputs else call
 
 
@@ -318,40 +325,40 @@ def renamed(
 
     args, kwargs = map_proxies(read, (bound_symbol.args, dict(bound_symbol.kwargs)))
     parts = tuple([renamed(part, env, define) for part in bound_symbol.subsymbols])
-    made = define or read
+    define_or_read = define or read
     return _copied(
         bound_symbol,
         args=args,
         kwargs=kwargs,
-        output=map_proxies(made, bound_symbol.output),
+        output=map_proxies(define_or_read, bound_symbol.output),
         subsymbols=parts,
         inputs=tuple([read(proxy) for proxy in bound_symbol.inputs]),
-        outputs=tuple([made(proxy) for proxy in bound_symbol.outputs]),
+        outputs=tuple([define_or_read(proxy) for proxy in bound_symbol.outputs]),
     )
 
 
 def proxies(value: object) -> list[TensorProxy]:
     """Return the proxies in nested tuples, lists and dicts, in order."""
-    found: list[TensorProxy] = []
-    _collect(value, found)
-    return found
+    result: list[TensorProxy] = []
+    _collect(value, result)
+    return result
 
 
-def _collect(value: Any, found: list[TensorProxy]) -> None:
+def _collect(value: Any, result: list[TensorProxy]) -> None:
     kind = type(value)
     if kind is TensorProxy:
-        found.append(value)
+        result.append(value)
     elif kind in PLAIN:
         return
     elif isinstance(value, (tuple, list)):
         for item in value:
             if type(item) is TensorProxy:
-                found.append(item)
+                result.append(item)
             elif type(item) not in PLAIN:
-                _collect(item, found)
+                _collect(item, result)
     elif isinstance(value, Mapping):
         for item in value.values():
-            _collect(item, found)
+            _collect(item, result)
 
 
 def map_proxies(function: Callable[[TensorProxy], Any], value: Any) -> Any:

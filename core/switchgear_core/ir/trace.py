@@ -54,12 +54,18 @@ class Trace(Shown):
     written: Mapping[str, int] = field(default_factory=dict)
 
     def python(self, *, link: bool | None = None, decompositions: bool = False) -> str:
-        """Return the trace as Python that runs.
+        """Print the trace as Python that runs.
 
         Args:
             link: whether each backward line shows its forward line and its rule; by default as the option `link` of
                 `jit`.
             decompositions: whether all composites show their parts, as comments. Regions always do.
+
+        Returns:
+            The text of the program.
+
+        Raises:
+            Unsupported: a line needs a size that no input has.
         """
         text = _Text(self, self.links_shown if link is None else link)
         calls = list(itertools.chain.from_iterable(text.calls(decompositions)))
@@ -98,10 +104,10 @@ class Trace(Shown):
 
         def plain(value: object) -> Any:
             if isinstance(value, TensorProxy):
-                known = value.name in places
+                is_known = value.name in places
                 place = f"%{places.setdefault(value.name, len(places))}"
                 layout = (plain((value.shape, value.stride)), str(value.dtype), str(value.device))
-                return place if known else (place, *layout, value.is_conj, value.is_neg)
+                return place if is_known else (place, *layout, value.is_conj, value.is_neg)
             if isinstance(value, SYMBOLIC):
                 return re.sub(
                     r"\w+", lambda name: sizes.get(name[0], name[0]), python_of_number(value)
@@ -127,19 +133,25 @@ class Trace(Shown):
         return repr((len(sizes), plain(self.inputs), calls, plain(self.outputs)))
 
     def function(self, *, boxed: bool = False) -> Callable[..., Any]:
-        """Return the printed program as a function.
+        """Compile the printed program.
 
         Args:
             boxed: whether the function takes its arguments in one list, and empties the list.
+
+        Returns:
+            A function of the sizes and inputs.
         """
         return compile_trace(self, boxed=boxed)
 
     def with_provenance(self, name: str, seconds: float) -> Trace:
-        """Return the trace with another pass in its history.
+        """Add a pass to the history of the trace.
 
         Args:
             name: the pass.
-            seconds: its time.
+            seconds: its time, in seconds.
+
+        Returns:
+            A new trace.
         """
         return replace(self, provenance=(*self.provenance, Provenance(name, seconds)))
 
@@ -243,7 +255,7 @@ class _Text:
             if owner:
                 comment = f"{name}: compiled by {owner}"
             lines += folded(code, comment)
-        passes = [f"{one.name} {one.seconds * 1e3:.1f} ms" for one in self._trace.provenance]
+        passes = [f"{entry.name} {entry.seconds * 1e3:.1f} ms" for entry in self._trace.provenance]
         if passes:
             lines += folded("", f"passes: {'  '.join(passes)}")
         return lines
@@ -257,22 +269,22 @@ def _first_lines(trace: Trace) -> list[str]:
     text = _Text(trace, trace.links_shown)
     head = [line for lines in text.head() for line in _first_inputs(lines)]
     shown: list[str] = []
-    left = len(trace.bound_symbols) + 1
+    count = len(trace.bound_symbols) + 1
     for call in text.calls(most=_PARTS):
         if not fits([*text.imports(), *head, *shown, *call]):
             break
         shown += call
-        left -= 1
-    hidden = f"{left:,} more lines" if left else "shortened"
+        count -= 1
+    hidden = f"{count:,} more lines" if count else "shortened"
     last = f"# ... {hidden}; all of it: print(trace.python())"
     return [*text.imports(), *head, *shown, last]
 
 
 def _first_inputs(lines: list[str]) -> list[str]:
-    left = len(lines) - _HEAD
-    if left <= 0:
+    count = len(lines) - _HEAD
+    if count <= 0:
         return lines
-    return [*lines[:_HEAD], f"{_INDENT}# ... {left:,} more lines of inputs"]
+    return [*lines[:_HEAD], f"{_INDENT}# ... {count:,} more lines of inputs"]
 
 
 def _scope(trace: Trace, bound: bool) -> Scope:
@@ -307,15 +319,15 @@ def _check_sizes(trace: Trace, scope: Scope) -> None:
 class Names:
     """Generator of names for a trace's intermediates: `t0`, `t1`, …, without names already taken."""
 
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self._taken = set(taken)
+    def __init__(self, names_in_use: Iterable[str] = ()) -> None:
+        self._names_in_use = set(names_in_use)
         self._intermediates = (f"t{number}" for number in itertools.count())
-        self._apart = (f"u{number}" for number in itertools.count())
+        self._second_intermediates = (f"u{number}" for number in itertools.count())
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Name intermediates `u0`, `u1`, … inside, so that outside names do not change."""
-        outside, self._intermediates = self._intermediates, self._apart
+        outside, self._intermediates = self._intermediates, self._second_intermediates
         try:
             yield
         finally:
@@ -325,20 +337,20 @@ class Names:
         """Return the next free intermediate name."""
         return self._first_free(self._intermediates)
 
-    def claim(self, wanted: str) -> str:
-        """Return `wanted` as a name, or `wanted_1`, `wanted_2`, … if it is taken."""
-        wanted = as_name(wanted)
+    def claim(self, name: str) -> str:
+        """Return `name` as a free name, or `name_1`, `name_2`, … if it is taken."""
+        name = as_name(name)
         return self._first_free(
-            itertools.chain([wanted], (f"{wanted}_{number}" for number in itertools.count(1)))
+            itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
         )
 
     def _first_free(self, names: Iterable[str]) -> str:
-        name = next(name for name in names if name not in self._taken)
-        self._taken.add(name)
+        name = next(name for name in names if name not in self._names_in_use)
+        self._names_in_use.add(name)
         return name
 
 
 def names_of(trace: Trace) -> set[str]:
     """Return every name in the trace, including names inside decompositions."""
-    made = {proxy.name for item in with_parts(trace.bound_symbols) for proxy in item.outputs}
-    return made.union(trace.tensors, (proxy.name for proxy in trace.inputs))
+    results = {proxy.name for item in with_parts(trace.bound_symbols) for proxy in item.outputs}
+    return results.union(trace.tensors, (proxy.name for proxy in trace.inputs))

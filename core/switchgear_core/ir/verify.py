@@ -22,10 +22,10 @@ def verify(trace: Trace) -> Trace:
     after it is freed; every output exists. A written value is not a constant, and an input only if the trace says so;
     neither the value nor its views are used under an older name afterwards.
     """
-    found = next(_faults(trace), None)
-    if found is None:
+    fault = next(_faults(trace), None)
+    if fault is None:
         return trace
-    index, message = found
+    index, message = fault
     body = enumerate(lines_of(trace))
     shown = [f"{'>' if number == index else ' '} {line}" for number, line in body]
     around = "\n".join(shown[max(0, index - _CONTEXT) : index + _CONTEXT + 1])
@@ -56,8 +56,8 @@ class _Names:
         self._overwritten: set[str] = set()
         self._memory = storages(trace.bound_symbols)
         self._sharing: defaultdict[str, set[str]] = defaultdict(set)
-        given = trace.tensors.keys() | {proxy.name for proxy in trace.inputs}
-        self._not_written = given - trace.written.keys()
+        inputs = trace.tensors.keys() | {proxy.name for proxy in trace.inputs}
+        self._not_written = inputs - trace.written.keys()
 
     def run(self, line: BoundSymbol) -> Iterator[str]:
         """Yield the faults of the next line."""

@@ -68,14 +68,14 @@ def _written(
     *args: object,
     **kwargs: object,
 ) -> torch.Tensor:
-    written = base.clone()
+    result = base.clone()
     try:
-        view(written, *args, **kwargs).copy_(source)
+        view(result, *args, **kwargs).copy_(source)
     except Unsupported:  # through a transposed view, recorded by a capture: `irfft`'s backward
-        written = base.clone(memory_format=torch.contiguous_format)
-        view(written, *args, **kwargs).copy_(source)
-        return restride(written, base.stride())
-    return written
+        result = base.clone(memory_format=torch.contiguous_format)
+        view(result, *args, **kwargs).copy_(source)
+        return restride(result, base.stride())
+    return result
 
 
 #: Overloads whose formulas refuse complex numbers, with the equivalent write through a view.

@@ -85,9 +85,9 @@ def _cleared(error: BaseException, before: Collection[Change]) -> BaseException:
     chain = [error]
     while chain[-1].__context__ is not None and chain[-1].__context__ not in chain:
         chain.append(chain[-1].__context__)
-    interrupt = next((one for one in chain if isinstance(one, KeyboardInterrupt)), None)
-    for one in chain:
-        for frame, _ in traceback.walk_tb(one.__traceback__):
+    interrupt = next((link for link in chain if isinstance(link, KeyboardInterrupt)), None)
+    for link in chain:
+        for frame, _ in traceback.walk_tb(link.__traceback__):
             if interrupt is not None or is_own_file(frame.f_code.co_filename):
                 with contextlib.suppress(RuntimeError):  # the frame is running
                     frame.clear()
@@ -123,8 +123,8 @@ def leaves_nothing(function: Callable[P, R]) -> Callable[P, R]:
     @undoing
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        asked = *[(ask, put) for _, ask, put in _MODES], *internals.THREAD_STATES
-        modes = [(ask(), ask, put) for ask, put in asked]
+        states = *[(ask, put) for _, ask, put in _MODES], *internals.THREAD_STATES
+        modes = [(ask(), ask, put) for ask, put in states]
         filters = warnings.filters, [*warnings.filters]
         change = Change(_put_states, modes, _random_streams(), filters)
         result = function(*args, **kwargs)

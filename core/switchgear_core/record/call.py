@@ -21,13 +21,13 @@ class Call:
         args: its arguments by position, with wrappers for tensors.
         kwargs: its arguments by name.
         symbol: the symbol of the resulting composite, None for a call that is not recorded.
-        given: arguments by position and by name, with proxies for tensors.
+        operands: arguments by position and by name, with proxies for tensors.
         lines: bound symbols recorded inside the call.
         before: bound symbols recorded inside that stay in front of the composite.
         output: result, with proxies for tensors.
         grad_enabled: whether the call is made in grad mode.
         wrote: whether the call wrote to one of its arguments.
-        whole: whether its lines become one composite.
+        is_unit: whether its lines become one composite.
         writes: whether the function writes to its first argument, or to `out`.
         out: the tensor passed as `out=`.
         generator: the generator of an operator that draws; the call itself runs without it.
@@ -37,13 +37,13 @@ class Call:
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
     symbol: Symbol | None = None
-    given: tuple[Any, Any] = ((), {})
+    operands: tuple[Any, Any] = ((), {})
     lines: list[BoundSymbol] = field(default_factory=list)
     before: list[BoundSymbol] = field(default_factory=list)
     output: Any = None
     grad_enabled: bool = False
     wrote: bool = False
-    whole: bool = True
+    is_unit: bool = True
     writes: bool = False
     out: torch.Tensor | None = None
     generator: torch.Generator | None = None

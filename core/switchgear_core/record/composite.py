@@ -70,10 +70,10 @@ def part_from_former_uses(recorder: Recorder, call: Call) -> None:
     if base is None or base not in tracker or recorder.inputs.of(view) is not None:
         return
     lines = [line for frame in recorder.tape.frames for line in frame.lines]
-    makers = {made.name: line for line in lines for made in line.outputs}
-    value, whole = tracker.proxy_of(view), tracker.proxy_of(base)
+    makers = {output.name: line for line in lines for output in line.outputs}
+    value, base_value = tracker.proxy_of(view), tracker.proxy_of(base)
     maker: BoundSymbol | None = None
-    while value != whole:
+    while value != base_value:
         if any(value in line.inputs for line in lines if line is not maker):
             tracker.make_again(view, base)
             return
@@ -117,17 +117,17 @@ def _lines(recorder: Recorder, call: Call) -> list[BoundSymbol]:
     lines, symbol, tape = call.lines, call.symbol, recorder.tape
     assert symbol is not None
     if recorder.tracker.writes.remakes_views:
-        lines = read_first_views(lines, proxies(call.given), recorder.values.views)
+        lines = read_first_views(lines, proxies(call.operands), recorder.values.views)
         remade, lines = unread_views(lines, call.output, recorder.values.views)
         call.before.extend(remade)
     if not lines or (len(lines) == 1 and _says_it_all(lines[0], call, recorder)):
         return lines
     turned_off = call.grad_enabled and turns_grad_off(call.fn, lines)
     checks = any(CHECK in line.tags for line in lines)
-    if call.whole and not checks and is_closed(call.given, lines, call.output, tape.constants):
+    if call.is_unit and not checks and is_closed(call.operands, lines, call.output, tape.constants):
         tags = frozenset({GRAD_OFF_INSIDE} if turned_off else ())
         tags = tags.union(*(line.tags for line in lines))
-        args, kwargs = pack_dims(symbol, call.given[0]), call.given[1]
+        args, kwargs = pack_dims(symbol, call.operands[0]), call.operands[1]
         where = tape.source(), torch.is_grad_enabled()
         return [BoundSymbol(symbol, args, kwargs, call.output, tuple(lines), *where, tags)]
     if turned_off:

@@ -113,9 +113,9 @@ class _Functions(TorchFunctionMode):
         assert call.fn is not None
         recorder = self.recorder
         if call.kwargs.get("requires_grad") is True:  # a factory of tensors
-            made = self._recorded(replace(call, kwargs={**call.kwargs, "requires_grad": False}))
+            tensor = self._recorded(replace(call, kwargs={**call.kwargs, "requires_grad": False}))
             return self._recorded(
-                replace(call, fn=torch.Tensor.requires_grad_, args=(made,), kwargs={})
+                replace(call, fn=torch.Tensor.requires_grad_, args=(tensor,), kwargs={})
             )
         answer = self.handlers.ask("take", recorder, call)
         if answer is not PASS:
@@ -130,10 +130,10 @@ class _Functions(TorchFunctionMode):
         note_target(recorder, call)
         if call.writes and call.grad_enabled:
             part_from_former_uses(recorder, call)
-        call.given = map_tensors(self._proxy_now, (call.args, call.kwargs))
+        call.operands = map_tensors(self._proxy_now, (call.args, call.kwargs))
         self.handlers.ask("opened", recorder, call)
         result = self._run(call)
-        call.whole = not call.wrote
+        call.is_unit = not call.wrote
         self.handlers.ask("closing", recorder, call)
         close(recorder, call)
         return result
@@ -215,8 +215,8 @@ def _note_writes(
                 f"a write to a lazily conjugated or negated tensor, in {recorder.here()}; write to a clone"
             )
     if call.wrote:
-        seen = call.grad_enabled and recorder.tracker.follow_autograd
-        refuse_casts(call.lines, seen, recorder.here)
+        is_seen = call.grad_enabled and recorder.tracker.follow_autograd
+        refuse_casts(call.lines, is_seen, recorder.here)
 
 
 def _refuse_error(recorder: Recorder, call: Call, error: Exception) -> None:
@@ -342,8 +342,8 @@ class _Operators(internals.DispatchMode):
 def _refuse(recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...]) -> None:
     """Refuse operators that a trace cannot hold."""
     frame, here = recorder.tape.frame, recorder.here
-    own = frame.fn is func  # evaluating a backward calls overloads
-    inside = func in internals.KEEP_PLACE and args[0].storage_offset() and not own
+    is_direct = frame.fn is func  # evaluating a backward calls overloads
+    inside = func in internals.KEEP_PLACE and args[0].storage_offset() and not is_direct
     if inside and calls(recorder, func._schema.name[6:]):
         raise Unsupported(
             f"{func} of a tensor that begins inside its memory, in {here()}; call it on a clone"
@@ -388,9 +388,9 @@ def _lift(recorder: Recorder, call: Operation) -> torch.Tensor:
     with recorder.paused(), internals.real_dispatch():
         constants[name] = tensor.detach().clone()
     # each call gets its own tensor, which may be returned and written to
-    given = (metadata_proxy(name, constants[name], False),)
+    arguments = (metadata_proxy(name, constants[name], False),)
     clone = Symbol(str(_aten.clone.default), _aten.clone.default)
-    recorder.record(clone, given, values.define(result, False))
+    recorder.record(clone, arguments, values.define(result, False))
     return result
 
 
@@ -424,8 +424,8 @@ def _check_dtypes(
     values: torch.Tensor,
 ) -> None:
     """Raise eager's error for values of another dtype; fakes accept any, and the call may be dead code."""
-    given = [index for index in indices if index is not None]
-    is_mask = len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8)
+    index_tensors = [index for index in indices if index is not None]
+    is_mask = len(index_tensors) == 1 and index_tensors[0].dtype in (torch.bool, torch.uint8)
     if values.dtype != base.dtype and not (is_mask and values.numel() == 1):
         with recorder.paused(), internals.real_dispatch():
             nowhere = torch.empty(0, dtype=torch.int64)

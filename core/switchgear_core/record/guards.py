@@ -69,7 +69,7 @@ class Known(weakref.ref[nn.Module]):
 
 def still_there(modules: Iterable[Known]) -> list[nn.Module]:
     """Return the modules that are still alive."""
-    return [module for known in modules if (module := known()) is not None]
+    return [module for reference in modules if (module := reference()) is not None]
 
 
 class Same:

@@ -47,53 +47,138 @@ class Handler:
     functions: frozenset[object] = frozenset()
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context that is entered around the outermost capture of a thread."""
+        """Enter a context around the outermost capture of a thread.
+
+        Returns:
+            The context.
+        """
         return contextlib.nullcontext()
 
     def begin(self, recorder: Recorder) -> object:
-        """Return the state of this handler for one capture."""
+        """Begin one capture.
+
+        Args:
+            recorder: the recorder of the capture.
+
+        Returns:
+            The state of this handler, for `recorder.state`.
+        """
         return None
 
     def running(
         self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
     ) -> contextlib.AbstractContextManager[None]:
-        """Return a context that is entered while the function runs, once for every attempt to capture it.
+        """Enter a context while the function runs, once for every attempt to capture it.
 
         Args:
             recorder: the recorder of the attempt.
             roots: the function or module, and the modules and classes among its arguments.
             arguments: the objects among the arguments, by position.
+
+        Returns:
+            The context.
         """
         return contextlib.nullcontext()
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
-        """Return how later calls find a tensor that is neither an argument nor in a module, or None."""
+        """Find a tensor that is neither an argument nor in a module.
+
+        Args:
+            recorder: the recorder of the capture.
+            tensor: the tensor, as the function uses it.
+
+        Returns:
+            The path by which later calls find the tensor, or None.
+        """
         return None
 
     def finish(self, recorder: Recorder, result: object) -> Any:
-        """Return the result to use in place of `result`; may add to `recorder.guards` and `recorder.after`."""
+        """End one capture; may add to `recorder.guards` and `recorder.after`.
+
+        Args:
+            recorder: the recorder of the capture.
+            result: the function's result.
+
+        Returns:
+            The result to use in its place.
+        """
         return result
 
     def take(self, recorder: Recorder, call: Call) -> Any:
-        """Answer a call before its tensors become inputs, or return `PASS`."""
+        """Answer a call before its tensors become inputs.
+
+        Args:
+            recorder: the recorder of the capture.
+            call: the call; its tensors may be from outside.
+
+        Returns:
+            The result of the call, or `PASS`.
+
+        Raises:
+            Unsupported: the call cannot be captured.
+        """
         return PASS
 
     def answer(self, recorder: Recorder, call: Call) -> object:
-        """Answer a call with tensors that are inputs or values, or return `PASS`; `call.args` may be changed."""
+        """Answer a call with tensors that are inputs or values; `call.args` may be changed.
+
+        Args:
+            recorder: the recorder of the capture.
+            call: the call.
+
+        Returns:
+            The result of the call, or `PASS`.
+
+        Raises:
+            Unsupported: the call cannot be captured.
+        """
         return PASS
 
     def opened(self, recorder: Recorder, call: Call) -> None:
-        """Note that the parts of a call are recorded next."""
+        """Note that the parts of a call are recorded next.
+
+        Args:
+            recorder: the recorder of the capture.
+            call: the call; `operands` are set.
+        """
 
     def closing(self, recorder: Recorder, call: Call) -> None:
-        """Rewrite `call.lines`, the recorded parts of a call, or clear `call.whole`."""
+        """Rewrite the recorded parts of a call, or clear `call.is_unit`.
+
+        Args:
+            recorder: the recorder of the capture.
+            call: the call; `lines` are its parts.
+        """
 
     def operator(self, recorder: Recorder, call: Operation) -> Any:
-        """Answer the call of an operator overload, or return `PASS`; `call.args` may be changed."""
+        """Answer the call of an operator overload; `call.args` may be changed.
+
+        Args:
+            recorder: the recorder of the capture.
+            call: the call, with fake tensors.
+
+        Returns:
+            The result of the call, or `PASS`.
+
+        Raises:
+            Unsupported: the call cannot be captured.
+        """
         return PASS
 
     def by_data(self, recorder: Recorder, call: Operation, need: str) -> object:
-        """Answer a call whose result depends on tensor data, or return `PASS`; `need` is the reason, for messages."""
+        """Answer a call whose result depends on tensor data.
+
+        Args:
+            recorder: the recorder of the capture.
+            call: the call, with fake tensors.
+            need: the reason why data is needed, for messages.
+
+        Returns:
+            The result of the call, or `PASS`.
+
+        Raises:
+            DataDependent: the trace cannot hold the result.
+        """
         return PASS
 
 
@@ -143,7 +228,7 @@ class Handlers:
             for name in _BY_FUNCTION
         }
         for name in (*_TOLD, "operator", "by_data"):
-            self._at_doors[name] = {None: [getattr(one, name) for one in self._overriding(name)]}
+            self._at_doors[name] = {None: [getattr(item, name) for item in self._overriding(name)]}
 
     @functools.cached_property
     def packages(self) -> tuple[str, ...]:
@@ -194,16 +279,16 @@ class Handlers:
 
     def ask(self, method: str, recorder: Recorder, call: Call | Operation, *more: object) -> Any:
         """Call a method of each handler until one answers; `opened` and `closing` go to all handlers."""
-        asked: Any = None
+        callback: Any = None
         by_function = self._at_doors[method]
         function = call.fn if type(call) is Call else None
         try:
-            for asked in by_function.get(function, by_function[None]):
-                answer = asked(recorder, call, *more)
+            for callback in by_function.get(function, by_function[None]):
+                answer = callback(recorder, call, *more)
                 if answer is not PASS and method not in _TOLD:
                     return answer
         except Exception as error:
-            self._attribute(error, asked.__self__)
+            self._attribute(error, callback.__self__)
             raise
         return PASS
 
@@ -240,17 +325,17 @@ def enabled(features: Sequence[Feature], others: Iterable[Feature] = ()) -> tupl
     return tuple(feature for feature in features if feature.name not in out)
 
 
-def left_out(variable: str, known: Iterable[str]) -> set[str]:
+def left_out(variable: str, candidates: Iterable[str]) -> set[str]:
     """Return the names in a variable of the environment, and warn once about unknown names.
 
-    `known` is read no further than needed.
+    `candidates` is read no further than needed.
     """
     named = {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
-    seen = set[str]()
-    names = iter(known)
-    while not named <= seen and (name := next(names, None)) is not None:
-        seen.add(name)
-    if unknown := named - seen:
-        missing, there = (", ".join(sorted(one)) for one in (unknown, seen))
+    names_seen = set[str]()
+    names = iter(candidates)
+    while not named <= names_seen and (name := next(names, None)) is not None:
+        names_seen.add(name)
+    if unknown := named - names_seen:
+        missing, there = (", ".join(sorted(group)) for group in (unknown, names_seen))
         warn_once(f"{variable} names {missing}, which is not there (there are: {there})")
     return named

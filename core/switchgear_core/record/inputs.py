@@ -76,10 +76,10 @@ class Inputs:
 
     def generator(self, generator: torch.Generator, here: Callable[[], str]) -> torch.Generator:
         """Return the generator among the arguments for a generator or its stand-in."""
-        known = self.generators.get(internals.stream_key(generator))
-        if known is None:
+        argument = self.generators.get(internals.stream_key(generator))
+        if argument is None:
             raise Unsupported(
                 f"{here()} draws from a torch.Generator that is no argument of the jitted function: whether it is "
                 "seeded inside, or created by each call, is not known; make it an argument"
             )
-        return known
+        return argument

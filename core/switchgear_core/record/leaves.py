@@ -39,7 +39,7 @@ def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:
     args, kwargs = _generators_known(recorder, call)
     if active_sizes() is not None:
         args, kwargs = settled((args, kwargs))
-    given: Given = map_tensors(values.proxy_of, (args, kwargs))
+    operands: Given = map_tensors(values.proxy_of, (args, kwargs))
     frame = tape.frame
     # a custom operator's autograd is a Function, which turns grad mode off while the operator itself runs
     is_called = frame.fn in (func, func.overloadpacket)
@@ -48,9 +48,9 @@ def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:
     # with no open call of a function, the caller (compiled TorchScript code) is unknown
     RARE_MODES.matter |= frame.fn is None and recorder.tracker.follow_autograd
     flags: Iterator[bool] = iter(())
-    if any(proxy.requires_grad for proxy in proxies(given)):
+    if any(proxy.requires_grad for proxy in proxies(operands)):
         if grad_enabled:
-            flags = iter(_differentiable(recorder, Operation(func, args, kwargs), given, result))
+            flags = iter(_differentiable(recorder, Operation(func, args, kwargs), operands, result))
         elif makes_views(func):
             # under no_grad eager treats a view of a tensor that requires grad as a leaf that requires grad, if its base
             # does
@@ -59,26 +59,26 @@ def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:
     output = _outputs(recorder, result, flags)
     if not any(proxies(output)):
         return
-    tags = tape.tags | {RANDOM} if is_random(func, *given) else tape.tags
+    tags = tape.tags | {RANDOM} if is_random(func, *operands) else tape.tags
     if tape.tags_of is not None:
         with recorder.paused():
             tags = tags | tape.tags_of(func, args, kwargs, result)
     if func is _aten.as_strided.default and any(out.requires_grad for out in proxies(output)):
         _refuse_odd_gradient(recorder, result, args[0])
     symbol, source = leaf_symbol(recorder, func), tape.source()
-    tape.lines.append(BoundSymbol(symbol, *given, output, (), source, grad_enabled, tags))
+    tape.lines.append(BoundSymbol(symbol, *operands, output, (), source, grad_enabled, tags))
     if recorder.tracker.writes.remakes_views and makes_views(func):
-        seen = map_proxies(lambda proxy: values.views.get(proxy.name, proxy.name), given)
+        origins = map_proxies(lambda proxy: values.views.get(proxy.name, proxy.name), operands)
         for index, proxy in enumerate(proxies(output)):
-            values.views[proxy.name] = (func, index, seen)
+            values.views[proxy.name] = (func, index, origins)
 
 
 def _generators_known(recorder: Recorder, call: Operation) -> Given:
     """Return the arguments with generators replaced by the trace's own."""
-    kwargs, generator, known = call.kwargs, recorder.tape.frame.generator, recorder.known_generator
+    kwargs, generator, adopt = call.kwargs, recorder.tape.frame.generator, recorder.known_generator
     if generator is not None and torch.Tag.nondeterministic_seeded in call.func.tags:
         kwargs = kwargs | {"generator": generator}
-    return tuple(map(known, call.args)), {name: known(arg) for name, arg in kwargs.items()}
+    return tuple(map(adopt, call.args)), {name: adopt(arg) for name, arg in kwargs.items()}
 
 
 def _outputs(recorder: Recorder, result: object, flags: Iterator[bool]) -> Any:
@@ -115,8 +115,8 @@ def calls(recorder: Recorder, name: str) -> bool:
 def _note_view_unseen(recorder: Recorder, args: tuple[object, ...]) -> None:
     """Note a view created under no_grad: whether it is a leaf of autograd depends on its base."""
     recorder.matters.bases = True
-    written = recorder.tracker.writes.memory
-    is_written = any(internals.storage_key(fake) in written for fake in tensors_in(args))
+    memory = recorder.tracker.writes.memory
+    is_written = any(internals.storage_key(fake) in memory for fake in tensors_in(args))
     if recorder.tracker.follow_autograd and is_written:
         raise Unsupported(
             f"a view of a tensor that was written to and requires grad is made under no_grad, in {recorder.here()}; "
@@ -135,15 +135,15 @@ def _refuse_odd_gradient(recorder: Recorder, view: torch.Tensor, viewed: torch.T
 
 
 def _differentiable(
-    recorder: Recorder, call: Operation, given: Given, result: object
+    recorder: Recorder, call: Operation, operands: Given, result: object
 ) -> tuple[bool, ...]:
     """Return which results of a call require grad, according to PyTorch's own formula."""
     func = call.func
-    mask = tuple((proxy.requires_grad, proxy.dtype) for proxy in proxies(given))
+    mask = tuple((proxy.requires_grad, proxy.dtype) for proxy in proxies(operands))
     key = func, mask, tuple(tensor.dtype for tensor in tensors_in(result))
-    known = _DIFFERENTIABLE.get(key)
-    if known is not None:
-        return known
+    entry = _DIFFERENTIABLE.get(key)
+    if entry is not None:
+        return entry
     if func is _aten.as_strided_scatter.default:
         # PyTorch's formula demands contiguous arguments, and logs this
         return (True,)

@@ -128,51 +128,107 @@ class Recorder:
         self._adopt = adopt
 
     def here(self) -> str:
-        """Return the user's line, for messages."""
+        """Describe the user's line, for messages.
+
+        Returns:
+            The file and the line.
+        """
         return self.tape.here()
 
     def paused(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which calls pass unrecorded."""
+        """Let calls pass unrecorded.
+
+        Returns:
+            A context.
+        """
         return self.tape.paused()
 
     def record(self, symbol: Symbol, args: tuple[object, ...], output: object, *tags: str) -> None:
-        """Record a call that no mode saw, of values of the trace."""
+        """Record a call that no mode saw, of values of the trace.
+
+        Args:
+            symbol: its operation.
+            args: its arguments, with proxies for tensors.
+            output: its result, with proxies for tensors.
+            tags: tags of the line.
+        """
         self.tape.record(symbol, args, output, *tags)
 
     def recorded(
         self, symbol: Symbol, args: tuple[object, ...], output: TensorProxy, *tags: str
     ) -> torch.Tensor:
-        """Record a call of a symbol of this package, and return the wrapper for its output."""
-        given = map_tensors(self.adopted, args)
-        self.record(symbol, map_tensors(self.tracker.proxy_of, given), output, *tags)
+        """Record a call of a symbol of this package.
+
+        Args:
+            symbol: its operation.
+            args: its arguments, with wrappers or outside tensors.
+            output: the proxy of its result.
+            tags: tags of the line.
+
+        Returns:
+            The wrapper of the result.
+
+        Raises:
+            Unsupported: an argument is from outside and cannot be an input.
+        """
+        operands = map_tensors(self.adopted, args)
+        self.record(symbol, map_tensors(self.tracker.proxy_of, operands), output, *tags)
         return self.tracker.wrapper_for(output)
 
     def keep_strides(self, wrapper: torch.Tensor, stride: tuple[int, ...]) -> None:
-        """Note the strides of a tensor that a composite of PyTorch created and wrote to."""
+        """Note the strides of a tensor that a composite of PyTorch created and wrote to.
+
+        Args:
+            wrapper: the tensor.
+            stride: its strides in eager mode, in elements.
+        """
         if active_recorder() is self and not self.tape.is_paused and wrapper not in self.tracker:
             self.tracker.restrided(wrapper, stride, True)
 
     def state(self, handler: object) -> Any:
-        """Return the state of a handler for this capture."""
+        """Look up the state of a handler for this capture.
+
+        Args:
+            handler: the handler.
+
+        Returns:
+            The value that its `begin` returned.
+        """
         return self.states[handler]
 
     def input_of(self, tensor: torch.Tensor) -> RecordedInput | None:
-        """Return the input for an outside tensor or its wrapper, or None."""
-        if not self._is_own(tensor):
-            self.adopted(tensor)
-        return self.inputs.of(tensor)
+        """Look up the input for a tensor.
 
-    def adopted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the up-to-date wrapper of an argument of a call; a tensor from outside becomes an input.
+        Args:
+            tensor: an outside tensor, or a wrapper.
+
+        Returns:
+            The input, or None for a value that the trace computes.
 
         Raises:
             Unsupported: the tensor is from outside and cannot be an input.
         """
         if not self._is_own(tensor):
-            known = self.inputs.wrapper_of(tensor)
-            if known is not None:
+            self.adopted(tensor)
+        return self.inputs.of(tensor)
+
+    def adopted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Bring an argument of a call up to date; a tensor from outside becomes an input.
+
+        Args:
+            tensor: an outside tensor, or a wrapper.
+
+        Returns:
+            The wrapper.
+
+        Raises:
+            Unsupported: the tensor is from outside and cannot be an input.
+        """
+        if not self._is_own(tensor):
+            wrapper = self.inputs.wrapper_of(tensor)
+            if wrapper is not None:
                 self.inputs.reached_otherwise.add(id(tensor))
-                tensor = known
+                tensor = wrapper
             elif self._adopt is None or internals.is_fake(tensor):
                 what = "a tensor from outside of the trace, or a tensor subclass made inside,"
                 raise Unsupported(f"{what} was used in {self.here()}")
@@ -187,7 +243,16 @@ class Recorder:
     def enter(
         self, tensor: torch.Tensor, proxy: TensorProxy, view: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Make a tensor from outside an input, and return its wrapper: `view` for a view of another input."""
+        """Make a tensor from outside an input.
+
+        Args:
+            tensor: the tensor.
+            proxy: its proxy.
+            view: its wrapper, if it is a view of another input.
+
+        Returns:
+            The wrapper.
+        """
         with internals.DisableTorchFunction():
             wrapper = view
             if wrapper is None:
@@ -197,14 +262,31 @@ class Recorder:
         return wrapper
 
     def track_outputs(self, result: object) -> object:
-        """Note the tensors that a call returned, and return the result."""
+        """Note the tensors that a call returned.
+
+        Args:
+            result: the result of the call, with wrappers for tensors.
+
+        Returns:
+            The same result.
+        """
         for tensor in tensors_in(result):
             if self._is_own(tensor):
                 self.tracker.reconcile(tensor)
         return result
 
     def known_generator(self, value: object) -> Any:
-        """Return a value unchanged, or for a generator or its stand-in, the generator among the arguments."""
+        """Replace a generator, or its stand-in, by the generator among the arguments.
+
+        Args:
+            value: any argument of a call.
+
+        Returns:
+            The generator; any other value unchanged.
+
+        Raises:
+            Unsupported: the generator is no argument of the function.
+        """
         # a grad rule uses the generators of the trace
         if not isinstance(value, torch.Generator) or not self.tracker.follow_autograd:
             return value

@@ -54,20 +54,20 @@ def refuse_detached(operands: object, here: Callable[[], str]) -> None:
 
 
 def refuse_transposed(
-    target: torch.Tensor, operands: object, index: object, seen: bool, here: Callable[[], str]
+    target: torch.Tensor, operands: object, index: object, is_seen: bool, here: Callable[[], str]
 ) -> None:
     """Refuse a write of or to a tensor that requires grad through a transposed view, `target[index]`.
 
-    `seen`: autograd sees the write. Autograd passes on a contiguous gradient, functionalization one in the order of the
-    view: sums round differently.
+    `is_seen`: autograd sees the write. Autograd passes on a contiguous gradient, functionalization one in the order of
+    the view: sums round differently.
     """
     places = index if isinstance(index, tuple) else (index,)
-    left = target.dim() - sum(isinstance(place, int) for place in places)
+    rank = target.dim() - sum(isinstance(place, int) for place in places)
     base = target._base
-    if left < 2 or base is None or not (is_transposed(target) or is_transposed(base)):
+    if rank < 2 or base is None or not (is_transposed(target) or is_transposed(base)):
         return
     is_turned = is_transposed(target) and (not is_transposed(base) or target.dim() > base.dim())
-    if (seen and target.requires_grad and is_turned) or any(
+    if (is_seen and target.requires_grad and is_turned) or any(
         operand.requires_grad for operand in tensors_in(operands)
     ):
         _refuse("of or to a tensor that requires grad through a transposed view", here)
@@ -126,11 +126,11 @@ def refuse_write(
             _refuse("to a tensor whose memory overlaps that of another argument in part", here)
 
 
-def refuse_casts(recorded: Iterable[BoundSymbol], seen: bool, here: Callable[[], str]) -> None:
+def refuse_casts(recorded: Iterable[BoundSymbol], is_seen: bool, here: Callable[[], str]) -> None:
     """Refuse an in-place call whose result eager would not cast to the dtype of the written tensor.
 
-    If autograd has `seen` the call, refuse an operand that requires grad and has another dtype: autograd sees one call,
-    and computes the operand's gradient in the dtype of the written tensor.
+    If autograd sees the call (`is_seen`), refuse an operand that requires grad and has another dtype: autograd computes
+    the operand's gradient in the dtype of the written tensor.
     """
     makers: dict[str, BoundSymbol] = {}
     for item in recorded:
@@ -139,9 +139,9 @@ def refuse_casts(recorded: Iterable[BoundSymbol], seen: bool, here: Callable[[],
             before, dtype = item.args[0].dtype, item.output.dtype
             if not torch.can_cast(before, dtype):
                 _refuse(f"of {before} to a tensor of {dtype}", here)
-            own = maker.args[0] if seen and in_place_twin(maker.symbol.fn) else None
+            operand = maker.args[0] if is_seen and in_place_twin(maker.symbol.fn) else None
             others = {proxy.dtype for proxy in maker.inputs if proxy.requires_grad} - {dtype}
-            if others and isinstance(own, TensorProxy) and own.dtype == dtype:
+            if others and isinstance(operand, TensorProxy) and operand.dtype == dtype:
                 _refuse(f"with an operand of another dtype than {dtype} that requires grad", here)
         if item.is_leaf:
             makers.update((proxy.name, item) for proxy in item.outputs)

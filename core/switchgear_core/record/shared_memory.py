@@ -52,19 +52,20 @@ def is_view_of_constant(tensor: torch.Tensor) -> bool:
 
 
 def sharing(
-    tensors: Sequence[torch.Tensor], written: Sequence[int]
+    tensors: Sequence[torch.Tensor], written_positions: Sequence[int]
 ) -> Iterator[tuple[int, int, bool]]:
-    """Yield pairs of positions in one storage, the first from `written`, and whether a write to one affects the other.
+    """Yield pairs of positions in one storage, and whether a write to one affects the other.
 
-    It does if their memory overlaps, or if autograd gives them one history.
+    The first is from `written_positions`. A write affects the other if their memory overlaps, or if autograd gives them
+    one history.
     """
-    if not written or internals.none_share_storage(tensors):
+    if not written_positions or internals.none_share_storage(tensors):
         return
     keys = internals.storage_keys(tensors)
     places: dict[int, list[int]] = {}
     for index, key in enumerate(keys):
         places.setdefault(key, []).append(index)
-    for index in written:
+    for index in written_positions:
         others = places[keys[index]]
         if len(others) > 1:
             start, stop = _extent(tensors[index])
@@ -75,9 +76,9 @@ def sharing(
                     yield index, other, overlap or _share_a_history(tensors[index], tensors[other])
 
 
-def _share_a_history(written: torch.Tensor, other: torch.Tensor) -> bool:
-    base = base_of(written)
-    return (base is base_of(other) and base.requires_grad) or _extent(written) == _extent(other)
+def _share_a_history(target: torch.Tensor, other: torch.Tensor) -> bool:
+    base = base_of(target)
+    return (base is base_of(other) and base.requires_grad) or _extent(target) == _extent(other)
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

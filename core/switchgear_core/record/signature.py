@@ -243,7 +243,7 @@ def flatten_arguments(
     `whole`: mutable containers are leaves too, like objects.
     """
     try:
-        leaves, spec = flatten((args, kwargs), apart=kwargs if whole else None)
+        leaves, spec = flatten((args, kwargs), root=kwargs if whole else None)
     except RecursionError:
         raise Unsupported(
             "a container among the arguments lies inside of itself, or is nested too deep"
@@ -356,12 +356,12 @@ def check_returned(leaf: object) -> None:
 
 def state_of(module: torch.nn.Module, prefix: str = "") -> dict[int, ModuleState]:
     """Return every parameter and buffer of a module by id; a tied tensor has its first path."""
-    found: dict[int, ModuleState] = {}
+    states: dict[int, ModuleState] = {}
     for path, holder in module.named_modules(prefix=prefix):
         for name, tensor in (*holder._parameters.items(), *holder._buffers.items()):
             if tensor is not None:
                 state = ModuleState(f"{path}.{name}" if path else name, Known(holder), name)
-                first = found.setdefault(id(tensor), state)
+                first = states.setdefault(id(tensor), state)
                 if first is not state:
                     first.tied.append(state)
-    return found
+    return states

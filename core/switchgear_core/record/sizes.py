@@ -127,12 +127,12 @@ class Sizes:
     def close(self, inputs: Sequence[TensorProxy]) -> None:
         """Close the environment: the decisions so far become the constraints on calls."""
         place = {proxy.name: index for index, proxy in enumerate(inputs)}
-        found = [Constraint(f"2 <= {number.name}", "0/1 specialisation") for number in self.numbers]
-        found += [Constraint(*decided) for decided in internals.decided(self.env)]
+        terms = [Constraint(f"2 <= {number.name}", "0/1 specialisation") for number in self.numbers]
+        terms += [Constraint(*decided) for decided in internals.decided(self.env)]
         internals.set_closed(self.env, True)
         for name, dim, step in self._strides:
-            found.append(Constraint(f"input[{place[name]}].stride({dim}) == {python(step)}", ""))
-        self._constraints = tuple(dict.fromkeys(found))
+            terms.append(Constraint(f"input[{place[name]}].stride({dim}) == {python(step)}", ""))
+        self._constraints = tuple(dict.fromkeys(terms))
         self.measure = _measuring(self.numbers, place)
 
     def is_decided(self, number: NumberProxy) -> bool:
@@ -141,24 +141,24 @@ class Sizes:
 
     def check(self, inputs: Sequence[torch.Tensor]) -> None:
         """Raise `Unsupported` unless the captured call meets the constraints."""
-        if (found := self.violated(inputs)) is not None:
-            raise Unsupported(f"the call at hand does not meet {found}")
+        if (constraint := self.violated(inputs)) is not None:
+            raise Unsupported(f"the call at hand does not meet {constraint}")
 
     def compile_more(
         self, make: Callable[[], Made]
     ) -> tuple[Made, tuple[Constraint | Computed, ...]]:
         """Return the result of `make`, run later for the same entry, and the additional constraints on its sizes."""
-        start, known = internals.guard_count(self.env), len(self.computed)
+        start, count = internals.guard_count(self.env), len(self.computed)
         change = Change(internals.set_closed, self.env, True)
         try:
             internals.set_closed(self.env, False)
             with symbolic(self):
-                made = make()
+                result = make()
             more = [Constraint(*decided) for decided in internals.decided(self.env, start)]
-            return made, (*more, *self.computed[known:])
+            return result, (*more, *self.computed[count:])
         finally:
             change.undo()
-            del self.computed[known:]
+            del self.computed[count:]
             # the entry now assumes conditions that hold for some calls alone
             self.is_narrowed = self.is_narrowed or internals.guard_count(self.env) > start
 
@@ -190,10 +190,10 @@ class Sizes:
         """Return the first constraint violated by the input tensors of a call."""
         binding = self.binding(self.measure(inputs))
         scope = {**binding, "input": inputs}
-        for one in self._constraints:
-            if not one.holds(scope):
-                return one
-        return next((one for one in self.computed if not one.holds(binding)), None)
+        for term in self._constraints:
+            if not term.holds(scope):
+                return term
+        return next((term for term in self.computed if not term.holds(binding)), None)
 
     def binding(self, values: Sequence[int]) -> dict[str, int]:
         """Return the values from `measure` by name."""
@@ -339,14 +339,14 @@ def marked(
     places = [(index, leaf) for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if isinstance(dynamic, bool) or signature is None:
         return {index: frozenset(range(leaf.dim())) for index, leaf in places if leaf.dim()}
-    given = dict(signature.bind(*args, **kwargs).arguments)
+    arguments = dict(signature.bind(*args, **kwargs).arguments)
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            given |= given.pop(name, {})
+            arguments |= arguments.pop(name, {})
     dims: dict[int, set[int]] = {}
-    for name, wanted in dynamic.items():
-        for tensor in flatten(given.get(name))[0]:
-            for dim in wanted if isinstance(tensor, torch.Tensor) else ():
+    for name, marks in dynamic.items():
+        for tensor in flatten(arguments.get(name))[0]:
+            for dim in marks if isinstance(tensor, torch.Tensor) else ():
                 if not -tensor.dim() <= dim < tensor.dim():
                     shape = list(tensor.shape)
                     raise InvalidInput(
@@ -366,8 +366,8 @@ def check_dynamic(dynamic: object, function: Callable[..., object]) -> inspect.S
     )
     for name in () if takes_any else dynamic:
         if name not in signature.parameters:
-            known = ", ".join(signature.parameters) or "none"
-            raise InvalidInput(f"dynamic names {name!r}; the parameters are {known}")
+            names = ", ".join(signature.parameters) or "none"
+            raise InvalidInput(f"dynamic names {name!r}; the parameters are {names}")
     return signature
 
 

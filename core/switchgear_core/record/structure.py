@@ -36,8 +36,8 @@ class Structure:
         if self.records:
             leaves = list(leaves)
         for index, kind, names, inner in self.records:
-            own = slice(index, index + inner.num_leaves)
-            leaves[own] = [_record(kind, names, inner.unflatten(leaves[own]))]
+            span = slice(index, index + inner.num_leaves)
+            leaves[span] = [_record(kind, names, inner.unflatten(leaves[span]))]
         return pytree.tree_unflatten(leaves, self.spec)
 
     def expression(self, leaves: Iterable[str]) -> str | None:
@@ -64,17 +64,17 @@ def _expression(spec: pytree.TreeSpec, leaves: Iterator[str]) -> str | None:
     if spec.is_leaf():
         return next(leaves)
     items = [_expression(child, leaves) for child in spec.children()]
-    found = [item for item in items if item is not None]
-    if len(found) < len(items):
+    texts = [item for item in items if item is not None]
+    if len(texts) < len(items):
         return None
     if spec.type is tuple:
-        return f"({''.join([f'{item}, ' for item in found])})"
+        return f"({''.join([f'{item}, ' for item in texts])})"
     if spec.type is list:
-        return f"[{', '.join(found)}]"
+        return f"[{', '.join(texts)}]"
     if spec.type is dict and all(type(key) is str for key in spec.context):
         return (
             "{"
-            + ", ".join([f"{key!r}: {item}" for key, item in zip(spec.context, found, strict=True)])
+            + ", ".join([f"{key!r}: {item}" for key, item in zip(spec.context, texts, strict=True)])
             + "}"
         )
     return None
@@ -99,14 +99,14 @@ def _take_parts(
             lines.append(f"if type({name}) is not type_{name}: return miss")
             if record[0].__dictoffset__:
                 lines.append(f"if len({name}.__dict__) > {len(fields)}: return miss")
-            own = [f"{name}_{index}" for index in range(len(fields))]
+            field_names = [f"{name}_{index}" for index in range(len(fields))]
             lines.extend(
                 [
                     f"{part} = {attribute(name, field)}"
-                    for part, field in zip(own, fields, strict=True)
+                    for part, field in zip(field_names, fields, strict=True)
                 ]
             )
-            _take_parts(inner, own, leaves, scope, lines)
+            _take_parts(inner, field_names, leaves, scope, lines)
         else:
             lines.append(f"{next(leaves)} = {name}")
 
@@ -157,20 +157,20 @@ def _open(
 
 
 def flatten(
-    value: object, *, objects: bool = False, apart: object = None
+    value: object, *, objects: bool = False, root: object = None
 ) -> tuple[list[Any], Structure]:
     """Return the leaves of a nested value, and its structure.
 
     With `objects`, an object with no state but its `__dict__` is flattened like a dataclass (caches of transformers).
-    With `apart`, every other part with an identity is a leaf.
+    With `root`, every other part with an identity is a leaf.
     """
 
     def is_leaf(part: object) -> bool:
-        return _is_size(part) or (part is not apart and _has_identity(part))
+        return _is_size(part) or (part is not root and _has_identity(part))
 
-    leaves, spec = pytree.tree_flatten(value, is_leaf=_is_size if apart is None else is_leaf)
+    leaves, spec = pytree.tree_flatten(value, is_leaf=_is_size if root is None else is_leaf)
     is_record = _is_record_or_object if objects else _is_record
-    if apart is not None or not any(map(is_record, leaves)):
+    if root is not None or not any(map(is_record, leaves)):
         return leaves, Structure(spec)
     flat: list[object] = []
     records = []
@@ -204,12 +204,12 @@ def _is_record(leaf: object) -> bool:
 
 def containers_in(value: object) -> Iterator[object]:
     """Yield the flattened lists, dicts, sets, deques and objects of a nested value, without tuples."""
-    pending, seen = [value], dict[int, object]()
+    pending, parts_by_id = [value], dict[int, object]()
     while pending:
         part = pending.pop()
-        if id(part) in seen:
+        if id(part) in parts_by_id:
             continue
-        seen[id(part)] = part
+        parts_by_id[id(part)] = part
         if _has_identity(part):
             yield part
         if isinstance(part, dict):
@@ -242,7 +242,7 @@ def _is_record_or_object(leaf: object) -> bool:
 
 
 def _record(kind: type, names: tuple[str, ...], values: list[object]) -> Any:
-    made: Any = object.__new__(kind)
+    record: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
-        object.__setattr__(made, name, value)
-    return made
+        object.__setattr__(record, name, value)
+    return record

@@ -59,9 +59,9 @@ class Tracker(Wrappers):
             for tracked in tuple(self._tracked.values()):
                 self.reconcile(tracked.wrapper)
 
-    def reconcile_bases(self, written: torch.Tensor) -> None:
+    def reconcile_bases(self, target: torch.Tensor) -> None:
         """Set the value of every other autograd base that shares the storage, after a write."""
-        for tracked in tuple(self.bases.get(internals.storage_key(written), ())):
+        for tracked in tuple(self.bases.get(internals.storage_key(target), ())):
             self.reconcile(tracked.wrapper)
 
     def make_again(self, view: torch.Tensor, base: torch.Tensor) -> None:
@@ -105,8 +105,8 @@ class Tracker(Wrappers):
         if not self.follow_autograd:
             tracked.fake = self._kept_history(tracked, fake)
             return
-        known = self.values.proxy_of(fake)
-        if fake is not tracked.fake or wrapper.requires_grad != known.requires_grad:
+        proxy = self.values.proxy_of(fake)
+        if fake is not tracked.fake or wrapper.requires_grad != proxy.requires_grad:
             if is_used:
                 self._refuse_transposed(tracked, fake)
             self._follow(tracked, fake)
@@ -122,8 +122,8 @@ class Tracker(Wrappers):
         """Make a wrapper stand for `fake` from now on, with the history from autograd."""
         wrapper, entry = tracked.wrapper, self._inputs.of(tracked.wrapper)
         old = self.values.proxy_of(tracked.fake)
-        written = not _share_memory(fake, tracked.fake)
-        if written:
+        is_written = not _share_memory(fake, tracked.fake)
+        if is_written:
             fake = self._note_write(tracked, old, fake)
         new = self.values.proxy_of(fake)
         history = history_of(wrapper)
@@ -132,7 +132,7 @@ class Tracker(Wrappers):
         unseen = new is not old and (lost or same_history(history, tracked.history))
         begins = new is old and has_no_past(wrapper) and entry is None
         if unseen and wrapper.requires_grad:
-            fake = self._set_value(tracked, entry, old, new, written)
+            fake = self._set_value(tracked, entry, old, new, is_written)
         elif new is not old and ((unseen and new.requires_grad) or self._has_holder(new, wrapper)):
             fake = self._record_alias(wrapper, DETACH, (new,))
         elif begins:
@@ -180,7 +180,7 @@ class Tracker(Wrappers):
         entry: RecordedInput | None,
         old: TensorProxy,
         new: TensorProxy,
-        written: bool,
+        is_written: bool,
     ) -> torch.Tensor:
         """Record a write, unseen by autograd, to an input that requires grad."""
         wrapper, here = tracked.wrapper, self._tape.here
@@ -197,7 +197,7 @@ class Tracker(Wrappers):
                 "tensor",
                 splits=False,  # TorchDynamo loses the history of `x.data.copy_(x)`
             )
-        if not written and entry.tensor._is_view() and not wrapper._is_view():
+        if not is_written and entry.tensor._is_view() and not wrapper._is_view():
             raise Unsupported(
                 f"in {here()} the sizes or strides of {entry.proxy.name}, an input that is itself a "
                 "view, are changed in place where autograd does not see it; make a view instead"
@@ -223,7 +223,7 @@ class Tracker(Wrappers):
 def is_detached(tracker: Tracker, wrapper: torch.Tensor) -> bool:
     """Check whether a wrapper has no gradient, but shares memory with a tensor that has one."""
     others = tracker.bases.get(internals.storage_key(wrapper), ())
-    return not wrapper.requires_grad and any(one.wrapper.requires_grad for one in others)
+    return not wrapper.requires_grad and any(tracked.wrapper.requires_grad for tracked in others)
 
 
 def is_transposed(tensor: torch.Tensor) -> bool:

@@ -35,13 +35,13 @@ class Values:
 
     def proxy_of(self, fake: torch.Tensor) -> TensorProxy:
         """Return the proxy of a fake."""
-        known = self._proxies.get(id(fake))
-        if known is None:
+        entry = self._proxies.get(id(fake))
+        if entry is None:
             raise Unsupported(
                 f"a tensor appeared that no recorded operator made, in {self._here()}; "
                 "tensor subclasses and tensors made behind PyTorch's dispatcher cannot be captured"
             )
-        return known[1]
+        return entry[1]
 
     def fake_of(self, proxy: TensorProxy) -> torch.Tensor:
         """Return the first fake of a proxy, created if there is none."""

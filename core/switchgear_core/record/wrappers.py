@@ -75,8 +75,8 @@ class Wrappers:
         """Return the fake that a wrapper stands for now."""
         tracked = self._tracked.get(id(wrapper))
         # a view recreated from its base keeps its autograd state, whatever the current grad mode
-        known = tracked is not None and wrapper.requires_grad and not torch.is_grad_enabled()
-        with torch.enable_grad() if known and not has_no_past(wrapper) else _AS_IT_IS:
+        is_tracked = tracked is not None and wrapper.requires_grad and not torch.is_grad_enabled()
+        with torch.enable_grad() if is_tracked and not has_no_past(wrapper) else _AS_IT_IS:
             return internals.unwrap(wrapper)
 
     def counts_apart(self, wrapper: torch.Tensor) -> bool:
@@ -145,12 +145,12 @@ class Wrappers:
 
     def _outdate_views(self, base: torch.Tensor) -> None:
         wrappers = [tracked.wrapper for tracked in self._tracked.values()]
-        self.writes.outdated.update((id(one), one) for one in wrappers if one._base is base)
+        self.writes.outdated.update((id(view), view) for view in wrappers if view._base is base)
 
     def _refuse_views(self, wrapper: torch.Tensor) -> None:
         key = internals.storage_key(wrapper)
         others = [tracked.wrapper for tracked in self._tracked.values()]
-        if any(internals.storage_key(one) == key for one in others if one is not wrapper):
+        if any(internals.storage_key(other) == key for other in others if other is not wrapper):
             raise Unsupported(
                 f"detach_() inside a jitted function, in {self._tape.here()}, of a tensor that has views; "
                 "use detach()"

@@ -58,7 +58,7 @@ class Contestants:
         return self._claimant(executor).code
 
     def _claimant(self, executor: Executor) -> Claimant:
-        return next(one for one in self._selection.claimants if one.executor is executor)
+        return next(entry for entry in self._selection.claimants if entry.executor is executor)
 
     @staticmethod
     def unlike(region: Region, arguments: Sequence[Any], results: Any, expected: Any) -> str:
@@ -68,20 +68,20 @@ class Contestants:
         exact: list[torch.Tensor | None] | None = None
         trace = region.trace
         garbage = uninitialised(trace.bound_symbols)
-        for index, (one, two) in enumerate(zip(results, expected, strict=True)):
-            here, there = ((it.dtype, tuple(it.shape), it.device) for it in (one, two))
+        for index, (ours, base) in enumerate(zip(results, expected, strict=True)):
+            here, there = ((it.dtype, tuple(it.shape), it.device) for it in (ours, base))
             if here != there:
                 return f"result {index} is {here}, and the operators' {there}"
             output = trace.outputs[index]
-            if two.layout is not torch.strided or (output and output.name in garbage):
+            if base.layout is not torch.strided or (output and output.name in garbage):
                 continue
-            if torch.allclose(one, two, *tolerances(two), True):
+            if torch.allclose(ours, base, *tolerances(base), True):
                 continue
             if exact is None:
                 exact = in_float64(trace.function(), (tuple(arguments), {}))
-            near, most = tolerances(two, exact[index] if exact else None, [*tensors_in(arguments)])
-            if not torch.allclose(one, two, near, most, True):
-                off = float((one - two).abs().max())
+            near, most = tolerances(base, exact[index] if exact else None, [*tensors_in(arguments)])
+            if not torch.allclose(ours, base, near, most, True):
+                off = float((ours - base).abs().max())
                 return f"result {index} is off by up to {off:.3g}, with {most:.3g} allowed"
         return ""
 
@@ -91,8 +91,8 @@ class Contestants:
 
     def function(self, operators: Trace) -> Callable[..., Any]:
         """Implement `RegionContext.function`."""
-        made, _ = run_passes("after_claim", operators, self._selection)
-        return compile_trace(free_last_used(made[-1] if made else operators))
+        traces, _ = run_passes("after_claim", operators, self._selection)
+        return compile_trace(free_last_used(traces[-1] if traces else operators))
 
     def compile(
         self, entrants: Sequence[tuple[Region, FusionExecutor]]
@@ -100,11 +100,11 @@ class Contestants:
         """Implement `RegionContext.compile`."""
         missing = [entrant for entrant in dict.fromkeys(entrants) if entrant not in self._compiled]
         for executor in dict.fromkeys(executor for _, executor in missing):
-            own = [region for region, candidate in missing if candidate is executor]
-            traces = [replace(region.trace, name=self.name(region, executor)) for region in own]
+            regions = [region for region, candidate in missing if candidate is executor]
+            traces = [replace(region.trace, name=self.name(region, executor)) for region in regions]
             functions = self._functions(executor, traces)
             self._compiled.update(
-                zip([(region, executor) for region in own], functions, strict=True)
+                zip([(region, executor) for region in regions], functions, strict=True)
             )
         return {entrant: self._compiled[entrant] for entrant in entrants}
 
@@ -113,16 +113,16 @@ class Contestants:
     ) -> Sequence[Callable[..., object] | Declined]:
         try:
             functions = executor.compile_all(traces)
-            for made in functions:
-                if not callable(made) and not isinstance(made, Declined):
-                    raise TypeError(f"compile returned {made!r}, neither a function nor Declined")
+            for item in functions:
+                if not callable(item) and not isinstance(item, Declined):
+                    raise TypeError(f"compile returned {item!r}, neither a function nor Declined")
             return functions
         except Exception as error:
-            own = self._claimant(executor)
-            calls = (item.symbol.name for one in traces for item in one.bound_symbols)
+            claimant = self._claimant(executor)
+            calls = (item.symbol.name for trace in traces for item in trace.bound_symbols)
             raise ExecutorFailed(
-                f"executor {own.label} failed to compile regions of {', '.join(dict.fromkeys(calls))}: "
-                f"{type(error).__name__}: {error}. To go on without it, {own.remedy}"
+                f"executor {claimant.label} failed to compile regions of {', '.join(dict.fromkeys(calls))}: "
+                f"{type(error).__name__}: {error}. To go on without it, {claimant.remedy}"
             ) from error
 
     def name(self, region: Region, executor: FusionExecutor) -> str:
@@ -156,7 +156,7 @@ def _compiled(
 ) -> list[Fused | Declined]:
     """Return the regions as compiled by the chosen executors, as far as there is fuel."""
     pairs = [*zip(regions, choices, strict=True)]
-    entrants = [(region, one.executor) for region, one in pairs if one.executor is not None]
+    entrants = [(region, pick.executor) for region, pick in pairs if pick.executor is not None]
     functions = context.compile(entrants[: selection.fuel.left])
 
     def outcome(region: Region, choice: RegionChoice) -> Fused | Declined:
@@ -178,7 +178,7 @@ def _loaded(
     answer = answers.of(region)
     if answer.executor is None:
         return Declined(answer.reason)
-    executor = next((one for one in region.candidates if one.name == answer.executor), None)
+    executor = next((item for item in region.candidates if item.name == answer.executor), None)
     if executor is None:
         return Declined(f"{answer.executor}, which was to run it, does not take it here")
     name = context.name(region, executor)
@@ -207,10 +207,10 @@ def _asked(
     for chooser in choosers:
         open_regions = [region for region in regions if region not in answers]
         if open_regions:
-            given = _guarded(chooser, open_regions, context)
+            choices = _guarded(chooser, open_regions, context)
             answers.update(
                 (region, answer)
-                for region, answer in zip(open_regions, given, strict=True)
+                for region, answer in zip(open_regions, choices, strict=True)
                 if answer
             )
     return [answers.get(region) or RegionChoice(region.candidates[0]) for region in regions]

@@ -70,8 +70,8 @@ def fuse(trace: Trace, selection: Selection) -> Trace:
     others = selection.without_fusion()
     body: list[BoundSymbol] = []
     fused = {index for block in lines for index in block.members}
-    whole = within(wholes, {index for index in range(len(flow.body)) if index not in fused})
-    for place in _ordered(flow, trace, list(lines), whole):
+    composites = within(wholes, {index for index in range(len(flow.body)) if index not in fused})
+    for place in _ordered(flow, trace, list(lines), composites):
         if isinstance(place, _Block):
             body.append(lines[place])
             continue
@@ -81,9 +81,9 @@ def fuse(trace: Trace, selection: Selection) -> Trace:
         else:
             index, item = place, changed(flow.body[place], choices=flow.body[place].choices[:-1])
         if owner := flow.owners[index]:
-            again = replace(trace, bound_symbols=(item,))
+            line_trace = replace(trace, bound_symbols=(item,))
             refusal = owner, refused.get(index, "a view that is read outside of its regions")
-            body.extend(claim(again, others, (refusal,)).bound_symbols)
+            body.extend(claim(line_trace, others, (refusal,)).bound_symbols)
         else:
             body.append(flow.body[index])
     return replace(trace, bound_symbols=tuple(body))
@@ -97,23 +97,23 @@ def _blocks(
         (members, selection.fusion[flow.owners[members[0]]].maximum)
         for members in find_regions(flow)
     ]
-    found = sorted(
+    groups = sorted(
         [part for members, most in uncut for part in cut(flow, members, most)], key=itemgetter(-1)
     )
-    parts = [tuple([flow.body[index] for index in flow.with_views(members)]) for members in found]
+    parts = [tuple([flow.body[index] for index in flow.with_views(members)]) for members in groups]
     inputs = [_read(items) for items in parts]
     outside = flow.outside(
-        {index for members in found for index in members}, proxies(trace.outputs)
+        {index for members in groups for index in members}, proxies(trace.outputs)
     )
     needed = {proxy.name for proxy in proxies((trace.outputs, inputs))}
     needed.update(proxy.name for index in outside for proxy in flow.body[index].inputs)
     blocks = []
-    for members, items, given in zip(found, parts, inputs, strict=True):
-        made = (proxy for index in members for proxy in flow.body[index].outputs)
-        outputs = tuple([proxy for proxy in made if proxy.name in needed])
+    for members, items, region_inputs in zip(groups, parts, inputs, strict=True):
+        results = (proxy for index in members for proxy in flow.body[index].outputs)
+        outputs = tuple([proxy for proxy in results if proxy.name in needed])
         sizes = sizes_of(items)
-        region = Trace("region", given, outputs, items, numbers=tuple(sizes))
-        whole = put_together(flow, region, flow.with_views(members), within(wholes, members))
+        region = Trace("region", region_inputs, outputs, items, numbers=tuple(sizes))
+        result = put_together(flow, region, flow.with_views(members), within(wholes, members))
         finder = selection.fusion[flow.owners[members[0]]]
         # an explicit list: the first executor's regions; a chooser of a plugin: every executor's regions are offered
         takers = selection.takers(items) if selection.choosers else (finder,)
@@ -124,7 +124,7 @@ def _blocks(
         )
         blocks.append(
             _Block(
-                tuple(members), Region(region, whole, candidates, tuple(sizes.values())), objection
+                tuple(members), Region(region, result, candidates, tuple(sizes.values())), objection
             )
         )
     return blocks
@@ -132,11 +132,11 @@ def _blocks(
 
 def _read(items: Iterable[BoundSymbol]) -> tuple[TensorProxy, ...]:
     """Return the values that bound symbols read and do not compute."""
-    made: set[str] = set()
+    names: set[str] = set()
     read: dict[str, TensorProxy] = {}
     for item in items:
-        read.update((proxy.name, proxy) for proxy in item.inputs if proxy.name not in made)
-        made.update(proxy.name for proxy in item.outputs)
+        read.update((proxy.name, proxy) for proxy in item.inputs if proxy.name not in names)
+        names.update(proxy.name for proxy in item.outputs)
     return tuple(read.values())
 
 
@@ -175,7 +175,7 @@ def _ordered(
     """Return units and outside bound symbols in order, each at its last member or before its first reader."""
     units: tuple[_Block | Whole, ...] = (*blocks, *wholes)
     places: dict[int, _Place] = {index: unit for unit in units for index in unit.members}
-    read = proxies((trace.outputs, *(whole.call.inputs for whole in wholes)))
+    read = proxies((trace.outputs, *(composite.call.inputs for composite in wholes)))
     places.update((index, index) for index in flow.outside(places.keys(), read))
     needs = {place: _needs(flow, places, place) for place in places.values()} if wholes else {}
     try:
@@ -184,22 +184,22 @@ def _ordered(
         # a region lies between two parts of a composite, reads the first and is read by the second
         return _ordered(flow, trace, blocks, ())
     ordered: list[_Place] = []
-    done: set[_Place] = set()
+    places_done: set[_Place] = set()
     for index in sorted(places):
         place = places[index]
         pending = [place] if isinstance(place, int) or place.members[-1] == index else []
         while pending:
             place = pending[-1]
             missing = (
-                [one for one in _needs(flow, places, place) if one not in done]
-                if place not in done
+                [need for need in _needs(flow, places, place) if need not in places_done]
+                if place not in places_done
                 else []
             )
             pending.extend(reversed(missing))
             if not missing:
                 pending.pop()
-                if place not in done:
-                    done.add(place)
+                if place not in places_done:
+                    places_done.add(place)
                     ordered.append(place)
     return ordered
 
@@ -207,12 +207,12 @@ def _ordered(
 def _needs(flow: Dataflow, places: Mapping[int, _Place], place: _Place) -> list[_Place]:
     """Return the places that must run before a place."""
     members = (place,) if isinstance(place, int) else place.members
-    needed = [one for index in members for one in flow.needs[index]]
+    needed = [need for index in members for need in flow.needs[index]]
     if not isinstance(place, _Block):
         # a view is read as a view here, and made first
         call = flow.body[place] if isinstance(place, int) else place.call
         needed += [flow.maker[proxy.name] for proxy in call.inputs if proxy.name in flow.maker]
-    return [places[one] for one in needed if places[one] is not place]
+    return [places[need] for need in needed if places[need] is not place]
 
 
 def may_have_regions(trace: Trace, selection: Selection) -> bool:

@@ -42,9 +42,9 @@ class Dataflow:
             bases = tuple([self.base(proxy) for proxy in item.inputs])
             if self.is_view[index]:
                 self._base.update((proxy.name, bases[0]) for proxy in item.outputs)
-            made = [self.maker[base.name] for base in bases if base.name in self.maker]
+            makers = [self.maker[base.name] for base in bases if base.name in self.maker]
             self.needs.append(
-                tuple(dict.fromkeys([*made, *(drawn[-1:] if item.is_random else ())]))
+                tuple(dict.fromkeys([*makers, *(drawn[-1:] if item.is_random else ())]))
             )
             if item.is_random:
                 drawn.append(index)
@@ -55,14 +55,14 @@ class Dataflow:
 
     def views_read(self, read: Iterable[TensorProxy]) -> set[int]:
         """Return the views that compute some proxies, and the views below them."""
-        found: set[int] = set()
-        left = list(read)
-        while left:
-            index = self.maker.get(left.pop().name)
-            if index is not None and self.is_view[index] and index not in found:
-                found.add(index)
-                left.extend(self.body[index].inputs)
-        return found
+        views: set[int] = set()
+        pending = list(read)
+        while pending:
+            index = self.maker.get(pending.pop().name)
+            if index is not None and self.is_view[index] and index not in views:
+                views.add(index)
+                pending.extend(self.body[index].inputs)
+        return views
 
     def with_views(self, members: Collection[int]) -> list[int]:
         """Return `members` and the views read by members, in order."""
@@ -105,13 +105,13 @@ def find_regions(flow: Dataflow) -> list[list[int]]:
         if flow.is_view[index]:
             continue
         level[index] = max(
-            (level[one] + (owners[one] != owners[index]) for one in needs), default=0
+            (level[need] + (owners[need] != owners[index]) for need in needs), default=0
         )
         if not owners[index]:
             continue
-        for one in needs:
-            if (owners[one], level[one]) == (owners[index], level[index]):
-                group.join(one, index)
+        for need in needs:
+            if (owners[need], level[need]) == (owners[index], level[index]):
+                group.join(need, index)
         for proxy in map(flow.base, flow.body[index].inputs):
             if math.prod(map(hint_of, proxy.shape)) > 1:
                 group.join(
@@ -165,8 +165,8 @@ def _sink(flow: Dataflow, level: list[int], group: _Sets) -> None:
     for index, needs in enumerate(flow.needs):
         if not flow.is_view[index]:
             groups[group.first(index)].append(index)
-            for one in needs:
-                users[one].append(index)
+            for need in needs:
+                users[need].append(index)
     for first, members in sorted(groups.items(), key=lambda item: -level[item[0]]):
         # groups on lower levels are final
         below = [user for index in members for user in users[index] if group.first(user) != first]
@@ -178,22 +178,22 @@ def _sink(flow: Dataflow, level: list[int], group: _Sets) -> None:
             continue
         levels = [level[group.first(user)] for user in below]
         target = min(
-            one - (owners[user] != owners[first]) for one, user in zip(levels, below, strict=True)
+            rank - (owners[user] != owners[first]) for rank, user in zip(levels, below, strict=True)
         )
-        for one, user in zip(levels, below, strict=True):
-            if owners[user] == owners[first] and one == target:
+        for rank, user in zip(levels, below, strict=True):
+            if owners[user] == owners[first] and rank == target:
                 group.join(user, first)
                 level[group.first(first)] = target
 
 
 def _waiting(flow: Dataflow, members: Iterable[int]) -> int:
     """Return the bytes that others compute for a group."""
-    own = {proxy.name for index in members for proxy in flow.body[index].outputs}
+    results = {proxy.name for index in members for proxy in flow.body[index].outputs}
     read = {
         base.name: base for index in members for base in map(flow.base, flow.body[index].inputs)
     }
     return sum(
-        bytes_of(base) for name, base in read.items() if name in flow.maker and name not in own
+        bytes_of(base) for name, base in read.items() if name in flow.maker and name not in results
     )
 
 
@@ -226,7 +226,7 @@ class _Sets:
             index = parent[index]
         return index
 
-    def join(self, one: int, other: int) -> None:
+    def join(self, first: int, second: int) -> None:
         """Join two sets."""
-        low, high = sorted((self.first(one), self.first(other)))
+        low, high = sorted((self.first(first), self.first(second)))
         self._parent[high] = low

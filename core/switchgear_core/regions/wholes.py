@@ -33,41 +33,41 @@ def find_wholes(flow: Dataflow, trace: Trace) -> list[Whole]:
             parts[call].append(index)
         for proxy in item.inputs if parts else ():
             readers[proxy.name].add(index)
-    given = {*trace.tensors, *(proxy.name for proxy in trace.inputs)}
+    inputs = {*trace.tensors, *(proxy.name for proxy in trace.inputs)}
     returned = {proxy.name for proxy in proxies(trace.outputs)}
-    found = []
+    composites = []
     for call, indices in parts.items():
-        items, own = [flow.body[index] for index in indices], {p.name for p in call.outputs}
+        items, results = [flow.body[index] for index in indices], {p.name for p in call.outputs}
         read = {proxy.name for item in items for proxy in item.inputs}
-        hidden = {proxy.name for item in items for proxy in item.outputs} - own
+        hidden = {proxy.name for item in items for proxy in item.outputs} - results
         members = tuple([index for index in indices if not flow.is_view[index]])
-        made = {proxy.name for index in members for proxy in flow.body[index].outputs}
+        outputs = {proxy.name for index in members for proxy in flow.body[index].outputs}
         is_open = hidden & returned or any(readers[name].difference(indices) for name in hidden)
-        is_fed = all(p.name in read or p.name in given for p in call.inputs)
-        if own <= made and not is_open and is_fed:
-            found.append(Whole(call, tuple(indices), members))
-    return found
+        is_fed = all(p.name in read or p.name in inputs for p in call.inputs)
+        if results <= outputs and not is_open and is_fed:
+            composites.append(Whole(call, tuple(indices), members))
+    return composites
 
 
 def within(wholes: Iterable[Whole], members: Collection[int]) -> list[Whole]:
     """Return the composites whose members are all in `members`, none inside of another."""
-    inside, taken = frozenset(members), set[int]()
-    found = []
-    for whole in wholes:
-        if taken.isdisjoint(whole.parts) and inside.issuperset(whole.members):
-            taken.update(whole.parts)
-            found.append(whole)
-    return found
+    inside, parts = frozenset(members), set[int]()
+    composites = []
+    for composite in wholes:
+        if parts.isdisjoint(composite.parts) and inside.issuperset(composite.members):
+            parts.update(composite.parts)
+            composites.append(composite)
+    return composites
 
 
 def put_together(
     flow: Dataflow, region: Trace, indices: Sequence[int], wholes: Iterable[Whole]
 ) -> Trace:
     """Return a region of the bound symbols at these indices, with composites in the place of their parts."""
-    first = {whole.parts[0]: whole.call for whole in wholes}
+    first = {composite.parts[0]: composite.call for composite in wholes}
     if not first:
         return region
-    inside = {index for whole in wholes for index in whole.parts}
+    inside = {index for composite in wholes for index in composite.parts}
     items = [
         first.get(index, flow.body[index])
         for index in indices

@@ -119,7 +119,7 @@ def _laid_out(
         like = torch.empty_strided(args[0].shape, args[0].stride(), device="meta")
         like = like.clone(memory_format=kwargs.get("memory_format"))
         return _of_dtype(like, kwargs.get("dtype") or args[0].dtype)
-    distinct = {(one.shape, one.stride()) for one in tensors}
+    distinct = {(tensor.shape, tensor.stride()) for tensor in tensors}
     is_ordered = len(distinct) == 1 or (func in _IN_ORDER and len(distinct) == 2)
     if func is aten.where.self and args[1].dtype != args[2].dtype:
         return None  # its kernel casts first
@@ -136,12 +136,12 @@ def _product(dims: int, tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Return the product of matrices, or of batches of matrices, with an optional added tensor."""
     *added, left, right = tensors
     fits = left.dim() == right.dim() == dims and left.shape[-1] == right.shape[-2]
-    if not fits or left.shape[:-2] != right.shape[:-2] or len({one.dtype for one in tensors}) > 1:
+    if not fits or left.shape[:-2] != right.shape[:-2] or len({arg.dtype for arg in tensors}) > 1:
         return None
     shape = (*left.shape[:-1], right.shape[-1])
     result = torch.empty(shape, dtype=left.dtype, device="meta")
-    for one in added:
-        torch.empty(one.shape, device="meta").expand(result.shape)
+    for tensor in added:
+        torch.empty(tensor.shape, device="meta").expand(result.shape)
     return result
 
 
@@ -150,13 +150,13 @@ def _reduced(func: OpOverload, reduced: torch.Tensor, *rest: Any, **options: Any
     if func in _VARIANCES and not (options.get("correction") == 0 and reduced.numel()):
         return None  # its kernel warns about so few elements
     dims, keepdim = (*rest, None, None)[:2]
-    gone = {dim % reduced.dim() for dim in dims or range(reduced.dim())} if reduced.dim() else set()
-    shape = [1 if i in gone else size for i, size in enumerate(reduced.shape)]
+    axes = {dim % reduced.dim() for dim in dims or range(reduced.dim())} if reduced.dim() else set()
+    shape = [1 if i in axes else size for i, size in enumerate(reduced.shape)]
     if not options.get("keepdim", keepdim):
-        shape = [size for i, size in enumerate(reduced.shape) if i not in gone]
+        shape = [size for i, size in enumerate(reduced.shape) if i not in axes]
     small = torch.zeros([min(size, 1) for size in reduced.shape], dtype=reduced.dtype)
     results = func(small, *rest, **options)
-    return map_tensors(lambda one: torch.empty(shape, dtype=one.dtype, device="meta"), results)
+    return map_tensors(lambda value: torch.empty(shape, dtype=value.dtype, device="meta"), results)
 
 
 def _is_pointwise(func: OpOverload) -> bool:
@@ -170,13 +170,13 @@ def _is_pointwise(func: OpOverload) -> bool:
 def _pointwise(func: OpOverload, args: Sequence[Any]) -> torch.Tensor | None:
     """Return a pointwise result, with the dtype of the kernel on tensors without elements."""
     tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    empty = map_tensors(lambda one: torch.zeros((0,) * one.dim(), dtype=one.dtype), args)
+    empty = map_tensors(lambda tensor: torch.zeros((0,) * tensor.dim(), dtype=tensor.dtype), args)
     # in the order of the arguments, by which kernels choose strides
-    layouts = list(dict.fromkeys([(one.shape, one.stride()) for one in tensors]))
+    layouts = list(dict.fromkeys([(tensor.shape, tensor.stride()) for tensor in tensors]))
     operands = [torch.empty_strided(*layout, device="meta") for layout in layouts]
     if func in TAKE_NUMBERS and len(tensors) == 1:
         operands.append(torch.empty((), device="meta"))
     dtype = func(*empty).dtype
-    if any(one.is_complex() for one in tensors) and not dtype.is_complex:
+    if any(tensor.is_complex() for tensor in tensors) and not dtype.is_complex:
         return None
     return _of_dtype(iterated(*operands), dtype)

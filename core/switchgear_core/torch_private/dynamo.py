@@ -69,8 +69,8 @@ def taken_apart(
         context = dynamo.optimize(backend, dynamic=dynamic)
     if hasattr(context, "callback"):  # otherwise TorchDynamo is switched off
         context.callback = _Conversion(guarded(context.callback), note, distrusts)
-    taken: Callable[..., object] = context(function)
-    return taken
+    result: Callable[..., object] = context(function)
+    return result
 
 
 def traced_code() -> list[types.CodeType]:
@@ -115,7 +115,7 @@ def _own_settings() -> Iterator[None]:
         warnings.catch_warnings(),
         contextlib.ExitStack() as stack,
     ):
-        answers.update(dict.fromkeys([one for one in before if "compiling" in one.__name__], False))
+        answers.update(dict.fromkeys([fn for fn in before if "compiling" in fn.__name__], False))
         stack.callback(answers.update, before)
         # warnings about tracing, which the caller did not request; users of TORCH_LOGS still see logs
         warnings.filterwarnings("ignore", module=r"torch\._dynamo")
@@ -138,12 +138,12 @@ class _Conversion:
         self._note = note
         self._distrusts = distrusts
         self._counters = importlib.import_module("torch._dynamo.utils").counters
-        self._left = importlib.import_module("torch._dynamo.types").ConvertFrameReturn
+        self._frame_return = importlib.import_module("torch._dynamo.types").ConvertFrameReturn
 
     def __call__(self, frame: Any, *rest: object) -> object:
         strategy = _Strategy(_Action.SKIP, _Action.SKIP)
         # other functions with the same code are still converted
-        original = self._left(frame_exec_strategy=strategy, apply_to_code=False)
+        original = self._frame_return(frame_exec_strategy=strategy, apply_to_code=False)
         if self._distrusts(frame):
             return original
         before = self._counters["graph_break"].copy()
@@ -154,12 +154,12 @@ class _Conversion:
             # an exception here would abort a call that is half done
             reason = str(error).strip().partition("\n\n")[0].replace("\n", " ")
             self._note(f"{type(error).__name__}: {reason}")
-            result = self._left()
+            result = self._frame_return()
         for reason in self._counters["graph_break"] - before:
             self._note(reason.strip().partition("\n")[0])
             if "torch.autograd.grad`" in reason:
                 # for two results of one graph, autograd does not know a dependence between them
-                result = self._left(frame_exec_strategy=strategy)
+                result = self._frame_return(frame_exec_strategy=strategy)
         return original if self._distrusts(None) else result
 
 

@@ -50,9 +50,9 @@ def asks_device(func: Any, args: tuple[Any, ...]) -> bool:
 
 def _viewed(fake: torch.Tensor, viewed: torch.Tensor) -> torch.Tensor:
     """Return a view with other sizes and the kernel's strides, or its error; fakes differ next to sizes of 1."""
-    made = torch.empty_strided(viewed.shape, viewed.stride(), device="meta").view(fake.shape)
-    is_alike = made.stride() == fake.stride()
-    return fake if is_alike else fake.as_strided(fake.shape, made.stride())
+    view = torch.empty_strided(viewed.shape, viewed.stride(), device="meta").view(fake.shape)
+    is_alike = view.stride() == fake.stride()
+    return fake if is_alike else fake.as_strided(fake.shape, view.stride())
 
 
 class _FakeMode(FakeMode):
@@ -102,9 +102,9 @@ class _FakeMode(FakeMode):
             )
         if self.shape_env is None:
             key = _call_key(self, func, args, kwargs)
-            known = _RESULTS.get(key) if key is not None else None
-            if known is not None:
-                return _result(self, known, args)
+            entry = _RESULTS.get(key) if key is not None else None
+            if entry is not None:
+                return _result(self, entry, args)
             result: Any = None
             if key is not None or func is torch.ops.aten.as_strided.default:
                 result = common_fake(self, func, args, kwargs or {})
@@ -158,46 +158,46 @@ class _Result:
         kind = type(result) if isinstance(result, (tuple, list)) else None
         homes = [storage_key(other) for other in tensors_in((args, kwargs))]
         items: list[tuple[Layout, int | None] | None] = []
-        for made in result if kind else (result,):
-            if made is None and kind:
+        for fake in result if kind else (result,):
+            if fake is None and kind:
                 items.append(None)
                 continue
             layout = (
-                layout_of(mode, made)
-                if is_fake(made)
-                and not made.requires_grad
-                and not any(made is other for other in args)
+                layout_of(mode, fake)
+                if is_fake(fake)
+                and not fake.requires_grad
+                and not any(fake is other for other in args)
                 else None
             )
             if layout is None:
                 return None
-            key = storage_key(made)
-            home = next(
+            key = storage_key(fake)
+            place = next(
                 (i for i, other in enumerate(args) if is_fake(other) and storage_key(other) == key),
                 None,
             )
             # in the memory of one of several arguments, of one inside a list, or of another result
-            if homes.count(key) != (home is not None):
+            if homes.count(key) != (place is not None):
                 return None
-            again = fake_of_layout(mode, layout, None if home is None else args[home])
-            alike = torch._C._dispatch_key_set(again) == torch._C._dispatch_key_set(made)
-            if not alike or again.untyped_storage().nbytes() != made.untyped_storage().nbytes():
+            copy = fake_of_layout(mode, layout, None if place is None else args[place])
+            alike = torch._C._dispatch_key_set(copy) == torch._C._dispatch_key_set(fake)
+            if not alike or copy.untyped_storage().nbytes() != fake.untyped_storage().nbytes():
                 return None
-            if home is None:
+            if place is None:
                 homes.append(key)
-            items.append((layout, home))
+            items.append((layout, place))
         return cls(kind, tuple(items))
 
 
-def _result(mode: FakeMode, known: _Result, args: tuple[object, ...]) -> object:
+def _result(mode: FakeMode, entry: _Result, args: tuple[object, ...]) -> object:
     """Return fresh fake tensors, as an operator creates them from these arguments."""
-    made = [
+    fakes = [
         item and fake_of_layout(mode, item[0], None if item[1] is None else args[item[1]])
-        for item in known.items
+        for item in entry.items
     ]
-    if known.kind is None:
-        return made[0]
-    return known.kind(*made) if hasattr(known.kind, "_fields") else known.kind(made)
+    if entry.kind is None:
+        return fakes[0]
+    return entry.kind(*fakes) if hasattr(entry.kind, "_fields") else entry.kind(fakes)
 
 
 #: Results of operators by their arguments; None if they must not be remembered. A lookup in PyTorch's own cache takes

@@ -50,8 +50,8 @@ def make_fake(mode: FakeMode, layout: Layout) -> torch.Tensor:
     )
     with outside_autograd(), mode:
         if offset:
-            whole = torch.empty(offset + 1 + reach, dtype=dtype, device=device)
-            fake = whole.as_strided(shape, stride, offset)
+            memory = torch.empty(offset + 1 + reach, dtype=dtype, device=device)
+            fake = memory.as_strided(shape, stride, offset)
         else:
             fake = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         fake = torch._conj(fake) if is_conj else fake
@@ -62,13 +62,13 @@ def make_fake(mode: FakeMode, layout: Layout) -> torch.Tensor:
 Layout: TypeAlias = tuple[Any, Any, torch.dtype, torch.device, int, bool, bool]
 
 
-def fake_of_layout(mode: FakeMode, layout: Layout, home: Any = None) -> fake_tensor.FakeTensor:
-    """Return a fake tensor, in the storage of `home` if given."""
+def fake_of_layout(mode: FakeMode, layout: Layout, base: Any = None) -> fake_tensor.FakeTensor:
+    """Return a fake tensor, in the storage of `base` if given."""
     shape, stride, dtype, device, offset, is_conj, is_neg = layout
     with fake_tensor.in_kernel_invocation_manager(mode):
         meta: Any = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        if home is not None:
-            meta.set_(home.untyped_storage(), offset, shape, stride)
+        if base is not None:
+            meta.set_(base.untyped_storage(), offset, shape, stride)
     if is_conj:
         torch._C._set_conj(meta, True)
     if is_neg:

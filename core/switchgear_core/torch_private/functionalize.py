@@ -180,13 +180,13 @@ def _declared_batch_norm(
     return aten._native_batch_norm_legit.default(input, weight, bias, mean, var, training, *rest)
 
 
-def _declared_gpu_batch_norm(*given: Any) -> object:
+def _declared_gpu_batch_norm(*args: Any) -> object:
     aten = torch.ops.aten
-    *tensors, training, momentum, epsilon = given
+    *tensors, training, momentum, epsilon = args
     if training and tensors[3] is not None:  # with statistics: the same kernel
         return aten._batch_norm_with_update.default(*tensors, momentum, epsilon)
-    wrappers = [isinstance(one, torch.Tensor) and is_wrapper(one) for one in given]
-    plain = [unwrap(one) if known else one for one, known in zip(given, wrappers, strict=True)]
+    wrappers = [isinstance(arg, torch.Tensor) and is_wrapper(arg) for arg in args]
+    plain = [unwrap(arg) if wrapper else arg for arg, wrapper in zip(args, wrappers, strict=True)]
     with torch._C._ExcludeDispatchKeyGuard(functionalize_keys()):
         results = torch.ops.aten.cudnn_batch_norm.default(*plain)
     return tuple(map(wrap, results)) if wrappers[0] else results

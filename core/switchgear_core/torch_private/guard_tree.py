@@ -74,8 +74,8 @@ def guard_child(parent: Any, access: str, key: Any, value: Any) -> Any:
         return parent.tree.child(parent, access, key, value)
     plain = _plain_manager()
     if access == "function" and key in ("__code__", "__defaults__"):
-        own = parent.code_manager if key == "__code__" else parent.func_defaults_manager
-        return own(f"[{key!r}]", value, plain)
+        manager = parent.code_manager if key == "__code__" else parent.func_defaults_manager
+        return manager(f"[{key!r}]", value, plain)
     if access == "item":
         return parent.lambda_manager(itemgetter(key), f"[{key!r}]", value, plain)
     return getattr(parent, _MANAGERS[access])(key, f"[{key!r}]", value, plain)
@@ -134,15 +134,15 @@ def holds_still(container: Any) -> Callable[[], bool]:
 def _same_memory(elements: list[Any]) -> Callable[[], bool]:
     """Return the check for a long list: it compares CPython's array of pointers at once."""
     count = list.__len__(elements)
-    known = array("Q", map(id, list.__iter__(elements)))
-    place, (address, _) = id(elements) + list.__basicsize__ - 16, known.buffer_info()
+    snapshot = array("Q", map(id, list.__iter__(elements)))
+    place, (address, _) = id(elements) + list.__basicsize__ - 16, snapshot.buffer_info()
     compare, pointer, length = _memcmp(), ctypes.c_void_p.from_address(place), list.__len__
-    if pointer.value is None or ctypes.string_at(pointer.value, 8 * count) != known.tobytes():
+    if pointer.value is None or ctypes.string_at(pointer.value, 8 * count) != snapshot.tobytes():
         ids = [*map(id, elements)]  # another Python, with another memory layout
         return lambda: [*map(id, list.__iter__(elements))] == ids
 
     def same() -> bool:
-        is_as_long = length(elements) == count and bool(known)
+        is_as_long = length(elements) == count and bool(snapshot)
         return is_as_long and compare(pointer.value, address, 8 * count) == 0
 
     return same
@@ -161,19 +161,19 @@ def _in_dynamo() -> bool:
 
 #: Guards by PyTorch's names: each maps the guard's arguments to a test of a value.
 _TESTS: dict[str, Callable[..., Callable[[Any], object]]] = {
-    "add_equals_match_guard": lambda known: (
-        lambda value: type(value) is type(known) and value == known
+    "add_equals_match_guard": lambda expected: (
+        lambda value: type(value) is type(expected) and value == expected
     ),
-    "add_id_match_guard": lambda known: lambda value: id(value) == known,
+    "add_id_match_guard": lambda expected: lambda value: id(value) == expected,
     "add_lambda_guard": lambda test: test,
-    "add_type_match_guard": lambda known: lambda value: id(type(value)) == known,
-    "add_length_check_guard": lambda known: lambda value: len(value) == known,
-    "add_dict_length_check_guard": lambda known: lambda value: dict.__len__(value) == known,
-    "add_dict_contains_guard": lambda known, key: (
-        lambda value: dict.__contains__(value, key) is known
+    "add_type_match_guard": lambda expected: lambda value: id(type(value)) == expected,
+    "add_length_check_guard": lambda expected: lambda value: len(value) == expected,
+    "add_dict_length_check_guard": lambda expected: lambda value: dict.__len__(value) == expected,
+    "add_dict_contains_guard": lambda expected, key: (
+        lambda value: dict.__contains__(value, key) is expected
     ),
     "add_no_hasattr_guard": lambda name: lambda value: not hasattr(value, name),
-    "add_dict_version_guard": lambda known: partial(_is_version, _dict_version(known)),
+    "add_dict_version_guard": lambda expected: partial(_is_version, _dict_version(expected)),
 }
 _ACCESS: dict[str, Callable[[Any, Any], Any]] = {
     "held": tuple.__getitem__,
@@ -186,8 +186,8 @@ _ACCESS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _is_version(known: int, value: dict[Any, Any]) -> bool:
-    return _dict_version(value) == known
+def _is_version(version: int, value: dict[Any, Any]) -> bool:
+    return _dict_version(value) == version
 
 
 class Said(NamedTuple):
@@ -268,13 +268,13 @@ class _Tree(_Node):
     def compiled(self) -> Callable[[object], object]:
         """Return the guards as one generated function."""
         scope = self._scope
-        asked = []
+        conditions = []
         for index, (test, number, _) in enumerate(self._tests):
-            text, known = self._cheaper.get(index, ("{2}({0})", None))
-            asked.append(text.format(self._texts[number], f"known{index}", f"test{index}"))
-            scope |= {f"test{index}": test, f"known{index}": known}
+            text, operand = self._cheaper.get(index, ("{2}({0})", None))
+            conditions.append(text.format(self._texts[number], f"known{index}", f"test{index}"))
+            scope |= {f"test{index}": test, f"known{index}": operand}
         lines = [self._lines[number] for number in sorted(self._lines)]
-        body = "\n        ".join([*lines, f"met = {' and '.join(asked) or True}"])
+        body = "\n        ".join([*lines, f"met = {' and '.join(conditions) or True}"])
         source = f"""
 def check(v0):
     try:

@@ -21,16 +21,16 @@ def import_aside(name: str) -> None:
 
 
 def _aside(function: Callable[..., object], *args: object) -> object:
-    done: Future[object] = Future()
+    future: Future[object] = Future()
 
     def run() -> None:
         try:
-            done.set_result(function(*args))
+            future.set_result(function(*args))
         except BaseException as error:
-            done.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=run).start()
-    return done.result()
+    return future.result()
 
 
 @contextlib.contextmanager

@@ -54,8 +54,8 @@ def _suggested(tensor: torch.Tensor) -> torch.Tensor:
 #: Operators whose fakes have other strides than their results, with a function of some arguments that lays results out
 #: as the kernels do.
 LAID_OUT_AS: dict[object, tuple[slice, Callable[..., torch.Tensor]]] = {
-    functools.reduce(getattr, name.split("."), torch.ops.aten): (taken, known)
-    for known, taken, names in (
+    functools.reduce(getattr, name.split("."), torch.ops.aten): (operands, kernel)
+    for kernel, operands, names in (
         (
             iterated,
             slice(1),
@@ -125,25 +125,25 @@ def laid_out(
     """Return an operator's fake results, with the strides of its kernel for results of this shape."""
     if kwargs.get("memory_format") not in (None, torch.preserve_format):
         return result
-    taken, known = kernel
+    operands, function = kernel
     # a number is a tensor without dimensions to a kernel
     layouts = [
         (arg.shape, arg.stride()) if is_fake(arg) else ((), ())
-        for arg in args[taken]
+        for arg in args[operands]
         if arg is not None
     ]
-    made = known(*[torch.empty_strided(*one, device="meta") for one in layouts])
+    reference = function(*[torch.empty_strided(*layout, device="meta") for layout in layouts])
 
     def laid_out(fake: fake_tensor.FakeTensor) -> torch.Tensor:
         layout = (
             layout_of(mode, fake)
-            if fake.shape == made.shape and fake.stride() != made.stride()
+            if fake.shape == reference.shape and fake.stride() != reference.stride()
             else None
         )
         return (
             fake
             if layout is None
-            else fake_of_layout(mode, (layout[0], made.stride(), *layout[2:]))
+            else fake_of_layout(mode, (layout[0], reference.stride(), *layout[2:]))
         )
 
     return tuple(map(laid_out, result)) if isinstance(result, tuple) else laid_out(result)
@@ -168,7 +168,7 @@ def with_dtypes(mode: FakeMode, func: object, result: Any, args: tuple[Any, ...]
     if func is _aten.native_group_norm_backward.default:
         dtypes = {0: args[1].dtype}
     elif func in _NORMS and args[0].dtype in _HALVES:
-        is_mixed = any(one.dtype is torch.float32 for one in tensors_in(args))
+        is_mixed = any(tensor.dtype is torch.float32 for tensor in tensors_in(args))
         dtypes = dict.fromkeys((1, 2), torch.float32) if is_mixed else {}
         if func is _UPDATING:
             dtypes |= {3: args[3].dtype, 4: args[4].dtype}
@@ -179,7 +179,7 @@ def with_dtypes(mode: FakeMode, func: object, result: Any, args: tuple[Any, ...]
     with mode:
         return tuple(
             [
-                one if one is None else one.to(dtypes.get(i, one.dtype))
-                for i, one in enumerate(result)
+                fake if fake is None else fake.to(dtypes.get(i, fake.dtype))
+                for i, fake in enumerate(result)
             ]
         )

@@ -297,8 +297,8 @@ def _order_on_gpu() -> tuple[int, ...]:
     with real_dispatch():
         heads = torch.empty(1, 1, 8, 8, dtype=torch.half, device="cuda")
         torch._fused_sdp_choice(heads, heads, heads)
-    found = tuple(_get_attention_order())
-    return found if before == _FIRST_ORDER else _FIRST_ORDER
+    order = tuple(_get_attention_order())
+    return order if before == _FIRST_ORDER else _FIRST_ORDER
 
 
 def _set_function_modes(modes: Sequence[Any]) -> None:

@@ -21,7 +21,7 @@ def plain_results(func: OpOverload, args: Sequence[Any]) -> Any:
         return None
     shapes, index, free = _SHAPES[func]
     tensors = list(tensors_in(args))
-    dtypes = {one.dtype for one in tensors if index is None or one is not args[index]}
+    dtypes = {tensor.dtype for tensor in tensors if index is None or tensor is not args[index]}
     is_index = index is None or args[index].dtype == torch.int64
     is_known = len(dtypes) == 1 and dtypes <= _DTYPES and is_index
     if not is_known or not all(map(_is_common, tensors)) or not all(map(_is_plain, tensors[free:])):
@@ -46,17 +46,17 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _have(shape: Sequence[int], *tensors: T | None) -> bool:
-    return all(one is None or one.shape == shape for one in tensors)
+    return all(tensor is None or tensor.shape == shape for tensor in tensors)
 
 
 def _gradients(
-    mask: Sequence[bool], given: Sequence[T | None], shapes: Sequence[Sequence[int]]
+    mask: Sequence[bool], arguments: Sequence[T | None], shapes: Sequence[Sequence[int]]
 ) -> Shapes:
     """Return the shapes of the requested gradients; None if an argument to differentiate is absent."""
-    pairs = zip(mask, given, strict=True)
-    if any(wanted and one is None for wanted, one in pairs):
+    pairs = zip(mask, arguments, strict=True)
+    if any(is_needed and argument is None for is_needed, argument in pairs):
         return None
-    return [shape if wanted else None for wanted, shape in zip(mask, shapes, strict=True)]
+    return [shape if is_needed else None for is_needed, shape in zip(mask, shapes, strict=True)]
 
 
 def _softmax(x: T, dim: int, half_to_float: bool) -> Shapes:
@@ -131,9 +131,9 @@ def _batch_norm_backward(grad: T, x: T, weight: T | None, *rest: Any) -> Shapes:
 
 
 def _layer_norm(x: T, shape: Sequence[int], weight: T | None, bias: T | None, eps: float) -> Shapes:
-    kept = x.dim() - len(shape)
-    fits = shape and x.shape[kept:] == torch.Size(shape) and _have(x.shape[kept:], weight, bias)
-    statistics = (*x.shape[:kept], *[1] * len(shape))
+    outer = x.dim() - len(shape)
+    fits = shape and x.shape[outer:] == torch.Size(shape) and _have(x.shape[outer:], weight, bias)
+    statistics = (*x.shape[:outer], *[1] * len(shape))
     return [x.shape, statistics, statistics] if fits else None
 
 
@@ -152,10 +152,10 @@ def _embedding(weight: T, indices: T, *options: Any) -> Shapes:
 
 def _cat(tensors: Sequence[T], dim: int = 0) -> Shapes:
     place = range(tensors[0].dim())[dim]
-    others = {(*one.shape[:place], 0, *one.shape[place + 1 :]) for one in tensors}
+    others = {(*tensor.shape[:place], 0, *tensor.shape[place + 1 :]) for tensor in tensors}
     if len(others) > 1:
         return None
-    size = sum(one.shape[place] for one in tensors)
+    size = sum(tensor.shape[place] for tensor in tensors)
     return [(*tensors[0].shape[:place], size, *tensors[0].shape[place + 1 :])]
 
 

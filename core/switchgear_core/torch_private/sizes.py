@@ -105,13 +105,13 @@ def composites_of_sizes(fn: Callable[..., object]) -> AbstractContextManager[Any
 
     The parts of these functions have no other implementation in Python.
     """
-    known = _TORCH >= (2, 13) or getattr(fn, "__name__", "") not in (
+    is_native = _TORCH >= (2, 13) or getattr(fn, "__name__", "") not in (
         "matmul",
         "__matmul__",
         "__rmatmul__",
         "linear",
     )
-    return contextlib.nullcontext() if known else enable_python_dispatcher()
+    return contextlib.nullcontext() if is_native else enable_python_dispatcher()
 
 
 _TORCH = tuple(map(int, torch.__version__.split(".")[:2]))

@@ -30,19 +30,19 @@ class Autocast(Handler):
         if not internals.autocast_active():
             return
         sources: dict[str, str] = recorder.state(self)
-        arguments = {proxy.name for proxy in proxies(call.given)}
-        made = (line for line in call.lines if line.symbol.fn is _CAST)
-        casts = [line for line in made if line.inputs[0].name in arguments]
+        arguments = {proxy.name for proxy in proxies(call.operands)}
+        all_casts = (line for line in call.lines if line.symbol.fn is _CAST)
+        casts = [line for line in all_casts if line.inputs[0].name in arguments]
         rest = [line for line in call.lines if line not in casts]
         sources.update((cast.outputs[0].name, cast.inputs[0].name) for cast in casts)
         if not rest:
             return
         replacing = _replacing(rest, arguments, sources)
         if replacing is None or any(map(_casts, leaves_of(rest))):
-            call.whole = False
+            call.is_unit = False
             return
         call.before += casts
-        call.given = map_proxies(lambda proxy: replacing.get(proxy.name, proxy), call.given)
+        call.operands = map_proxies(lambda proxy: replacing.get(proxy.name, proxy), call.operands)
         call.lines = rest
 
 

@@ -40,11 +40,11 @@ class Region:
             if _content(cell) is not content:
                 self._refuse(f"{name}, a variable of an enclosing function, is assigned")
         lines = [line for line in recorder.tape.lines if self.tag in line.tags]
-        made = {proxy.name for line in lines for proxy in line.outputs}
+        results = {proxy.name for line in lines for proxy in line.outputs}
         tracker = recorder.tracker
         held = {tracker.proxy_of(entry.wrapper).name: entry.proxy.name for entry in recorder.inputs}
         for proxy in (proxy for line in lines for proxy in line.inputs):
-            if proxy.name not in made and tracker.is_overwritten(proxy):
+            if proxy.name not in results and tracker.is_overwritten(proxy):
                 self._refuse(f"{proxy.name}, which it reads, is written to")
             # the caller may write to the held input too, and the value in the trace would not show the write
             if held.get(proxy.name, proxy.name) != proxy.name:

@@ -79,9 +79,9 @@ def _recorded(symbol: Symbol, args: tuple[object, ...]) -> bool:
     if recorder is None:
         return False
     with internals.DisableTorchFunction():
-        given = map_tensors(recorder.adopted, args)
-        given = map_tensors(recorder.tracker.proxy_of, given)
-    recorder.record(symbol, given, None, CHECK)
+        operands = map_tensors(recorder.adopted, args)
+        operands = map_tensors(recorder.tracker.proxy_of, operands)
+    recorder.record(symbol, operands, None, CHECK)
     return True
 
 
@@ -101,12 +101,12 @@ class Data(Handler):
             return PASS
         name, places = call.symbol.name, _BY_VALUE[call.symbol.name]
 
-        def value(place: int | str, given: Any) -> Any:
-            is_read = place in places and isinstance(given, torch.Tensor)
-            return self._read(recorder, name, given) if is_read else given
+        def value(place: int | str, argument: Any) -> Any:
+            is_read = place in places and isinstance(argument, torch.Tensor)
+            return self._read(recorder, name, argument) if is_read else argument
 
-        call.args = tuple([value(place, given) for place, given in enumerate(call.args)])
-        call.kwargs = {key: value(key, given) for key, given in call.kwargs.items()}
+        call.args = tuple([value(place, argument) for place, argument in enumerate(call.args)])
+        call.kwargs = {key: value(key, argument) for key, argument in call.kwargs.items()}
         return PASS
 
     def _read(self, recorder: Recorder, name: str, tensor: torch.Tensor) -> object:
@@ -143,9 +143,9 @@ class Data(Handler):
             assertions.asserted() if is_truth and recorder.reads_inputs is not False else None
         )
         tags = (CHECK,) if expected is None else (CHECK, LATE)
-        known: Known = recorder.state(self)
+        values: Known = recorder.state(self)
         try:
-            result, from_inputs = known.call(recorder, call.func, args, kwargs, need)
+            result, from_inputs = values.call(recorder, call.func, args, kwargs, need)
         except _Drawn as drawn:
             if expected is None:
                 raise DataDependent(str(drawn)) from None
@@ -220,13 +220,13 @@ class Known:
         if function is _aten.masked_select.default:
             # the mask determines how many elements are selected, and the shape how often
             function, args = _select_zeros, (args[0].dtype, args[0].device, args[0].shape, args[1])
-        wanted = {proxy.name for proxy in proxies((args, kwargs))}
+        names = {proxy.name for proxy in proxies((args, kwargs))}
         with _real():
-            from_inputs = self._compute(recorder, wanted, need)
-            given = map_proxies(lambda proxy: self._values[proxy.name], (args, kwargs))
-            given = map_numbers(hint_of, given)
-            result = function(*given[0], **given[1])
-        is_told = isinstance(result, bool) or self._floats.isdisjoint(wanted)
+            from_inputs = self._compute(recorder, names, need)
+            arguments = map_proxies(lambda proxy: self._values[proxy.name], (args, kwargs))
+            arguments = map_numbers(hint_of, arguments)
+            result = function(*arguments[0], **arguments[1])
+        is_told = isinstance(result, bool) or self._floats.isdisjoint(names)
         if from_inputs and recorder.reads_inputs is None and not is_told:
             raise DataDependent(f"{need}; {_REMEDY}")
         if active_sizes() is not None and not from_inputs:
@@ -274,7 +274,7 @@ class Known:
             and self._outer
         ):
             proxy = outer.values.proxy_of(outer.tracker.last_fake(tensor))
-            value, from_inputs = self._outer.call(outer, lambda one: one, (proxy,), {}, need)
+            value, from_inputs = self._outer.call(outer, lambda value: value, (proxy,), {}, need)
         elif tensor is not None and recorder.reads_inputs is not False:
             value, from_inputs = tensor.detach(), True
             if not _is_mask(recorder, tensor):
@@ -307,8 +307,8 @@ def _refuse_unknown(line: BoundSymbol, need: str) -> None:
 
 def _evaluate(line: BoundSymbol, values: dict[str, Any]) -> None:
     """Evaluate a line and add the results to the values by name."""
-    given = map_proxies(lambda proxy: values[proxy.name], (line.args, dict(line.kwargs)))
-    args, kwargs = map_numbers(hint_of, given)
+    arguments = map_proxies(lambda proxy: values[proxy.name], (line.args, dict(line.kwargs)))
+    args, kwargs = map_numbers(hint_of, arguments)
     bind_outputs(line.output, line.symbol.fn(*args, **kwargs), values)
 
 
@@ -346,9 +346,9 @@ def _note_sizes(
         with _real():
             for line in concrete(lines, binding):
                 _evaluate(line, values)
-            given = concrete((args, kwargs), binding)
-            given = map_proxies(lambda proxy: values[proxy.name], given)
-            return bool(_described(function(*given[0], **given[1])) == expected)
+            arguments = concrete((args, kwargs), binding)
+            arguments = map_proxies(lambda proxy: values[proxy.name], arguments)
+            return bool(_described(function(*arguments[0], **arguments[1])) == expected)
 
     sizes.computed.append(Computed(holds, need))
 
@@ -360,7 +360,7 @@ def _is_never(line: BoundSymbol, lines: list[BoundSymbol]) -> bool:
     drawn, bound = line.args
     if not isinstance(bound, (int, float)) or bound > 0:
         return False
-    return any(one.symbol.fn is _aten.rand.default and one.output == drawn for one in lines)
+    return any(item.symbol.fn is _aten.rand.default and item.output == drawn for item in lines)
 
 
 def _select_zeros(

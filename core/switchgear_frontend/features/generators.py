@@ -24,11 +24,11 @@ class Generators(Handler):
 
     def opened(self, recorder: Recorder, call: Call) -> None:
         """Record the call with the generator of the trace."""
-        given = call.kwargs.get("generator")
-        if not isinstance(given, torch.Generator):
+        argument = call.kwargs.get("generator")
+        if not isinstance(argument, torch.Generator):
             return
-        generator = recorder.known_generator(given)
-        call.given[1]["generator"] = generator
+        generator = recorder.known_generator(argument)
+        call.operands[1]["generator"] = generator
         if getattr(call.fn, "__name__", "") in _NO_GENERATOR_ON_META:
             call.generator = generator
             call.kwargs = call.kwargs | {"generator": None}

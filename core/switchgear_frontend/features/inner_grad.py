@@ -49,24 +49,24 @@ def _record_call(
     materialize_grads: bool,
     **options: Any,
 ) -> Any:
-    given = options.pop("grad_outputs")
-    given = (given,) if isinstance(given, torch.Tensor) or given is None else tuple(given)
-    given += (None,) * (len(outputs) - len(given) if given == (None,) else 0)
+    vectors = options.pop("grad_outputs")
+    vectors = (vectors,) if isinstance(vectors, torch.Tensor) or vectors is None else tuple(vectors)
+    vectors += (None,) * (len(outputs) - len(vectors) if vectors == (None,) else 0)
     tracker = recorder.tracker
     tracker.settle()
-    asked = map_tensors(tracker.proxy_of, (outputs, inputs, given))
+    operands = map_tensors(tracker.proxy_of, (outputs, inputs, vectors))
     with recorder.paused():
         # detached: a grad output that the engine passes through is a separate tensor in the trace
-        cotangents = map_tensors(torch.Tensor.detach, given)
-        grads = func(outputs, inputs, grad_outputs=cotangents, **options)
+        detached_grads = map_tensors(torch.Tensor.detach, vectors)
+        grads = func(outputs, inputs, grad_outputs=detached_grads, **options)
     proxies: list[TensorProxy | None] = []
     for index, grad in enumerate(grads):
-        again = any(grad is earlier for earlier in grads[:index])
-        proxies.append(None if grad is None or again else _new_gradient(recorder, grad))
-    recorder.record(AUTOGRAD_GRAD, asked, tuple(proxies))
+        is_repeated = any(grad is earlier for earlier in grads[:index])
+        proxies.append(None if grad is None or is_repeated else _new_gradient(recorder, grad))
+    recorder.record(AUTOGRAD_GRAD, operands, tuple(proxies))
     if materialize_grads:
         pairs = zip(grads, inputs, strict=True)
-        grads = tuple([torch.zeros_like(one) if grad is None else grad for grad, one in pairs])
+        grads = tuple([torch.zeros_like(item) if grad is None else grad for grad, item in pairs])
     return recorder.track_outputs(grads)
 
 

@@ -55,7 +55,7 @@ class ModesChanged(Handler):
         """Record the kernel of an attention call whose backends differ from those around the jitted function."""
         is_attention = "attention" in getattr(call.fn, "__name__", "")
         if is_attention and internals.attention_backends() != recorder.state(self)[2]:
-            call.whole = False
+            call.is_unit = False
 
     def _refuse(self, recorder: Recorder, what: str) -> None:
         raise Unsupported(

@@ -40,18 +40,18 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
     assert call.symbol is not None
     tracker = recorder.tracker
     for tensor, before in zip(
-        tensors_in((call.args, call.kwargs)), proxies(call.given), strict=True
+        tensors_in((call.args, call.kwargs)), proxies(call.operands), strict=True
     ):
-        found, now = recorder.inputs.of(tensor), recorder.values.proxy_of(tracker.last_fake(tensor))
+        entry, now = recorder.inputs.of(tensor), recorder.values.proxy_of(tracker.last_fake(tensor))
         # a call without an effect counts too, such as `t_()` of a vector: the tensor has a new version
-        if found is None:
+        if entry is None:
             key = internals.storage_key(tensor)
-            home = next(
-                (one for one in recorder.inputs if metadata_only and one.storage == key), None
+            owner = next(
+                (item for item in recorder.inputs if metadata_only and item.storage == key), None
             )
-            if home is not None and not tracker.counts_apart(tensor):
+            if owner is not None and not tracker.counts_apart(tensor):
                 raise Unsupported(
-                    f"{call.symbol.name} of a view of {home.proxy.name}, an input, in {recorder.here()}: the input "
+                    f"{call.symbol.name} of a view of {owner.proxy.name}, an input, in {recorder.here()}: the input "
                     "has a new version then; make a view instead",
                     splits=False,  # TorchDynamo would continue with the old sizes
                 )
@@ -63,13 +63,13 @@ def _note(recorder: Recorder, call: Call, metadata_only: bool) -> None:
         if metadata_only or viewed or (now.shape, now.stride) != (before.shape, before.stride):
             if active_sizes() is not None:  # symbolic sizes are measured after the call
                 raise Unsupported(
-                    f"{call.symbol.name} gives {found.proxy.name}, an input, other sizes or strides in place, in "
+                    f"{call.symbol.name} gives {entry.proxy.name}, an input, other sizes or strides in place, in "
                     f"{recorder.here()}, where sizes are symbolic; make a view instead"
                 )
-            args, kwargs = (found.proxy, *call.given[0][1:]), call.given[1]
+            args, kwargs = (entry.proxy, *call.operands[0][1:]), call.operands[1]
             if len(proxies((args, kwargs))) > 1:
                 raise Unsupported(
-                    f"{call.symbol.name} gives {found.proxy.name}, an input, the sizes of another tensor in place, in "
+                    f"{call.symbol.name} gives {entry.proxy.name}, an input, the sizes of another tensor in place, in "
                     f"{recorder.here()}; make a new tensor instead"
                 )
             line = BoundSymbol(

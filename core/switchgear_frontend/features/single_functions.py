@@ -80,7 +80,7 @@ class BatchOfOne(Handler):
         """Replace the arguments by matrices repeated in advance."""
         tensors = [*tensors_in((call.args, call.kwargs))]
         if len(tensors) == 2 and all(tensor.dim() == 3 for tensor in tensors):
-            others = {id(one): other for one, other in (tensors, tensors[::-1])}
+            others = {id(tensor): other for tensor, other in (tensors, tensors[::-1])}
             call.args, call.kwargs = map_tensors(
                 lambda tensor: _repeated(recorder, tensor, others[id(tensor)]),
                 (call.args, call.kwargs),

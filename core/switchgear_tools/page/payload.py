@@ -48,7 +48,7 @@ def payload_of(facts: Facts, summary: str, measured: Measured | None = None) -> 
         for _, programs in groupby(facts.programs, lambda program: program.graph)
     ]
     calls = facts.calls
-    fallbacks = [f"{one.calls} x {one.reason}" for one in calls.fallbacks] if calls else []
+    fallbacks = [f"{item.calls} x {item.reason}" for item in calls.fallbacks] if calls else []
     return {
         "name": printable(facts.name),
         "summary": summary,
@@ -96,9 +96,9 @@ class _Tables:
         row: Row = {"share": self._measured.shares[label]}
         return row | {"inside": peaks[run]} if run < len(peaks) else row
 
-    def choice(self, one: Choice) -> int:
-        declined = tuple([pair for pair in one.declined if pair not in self._skipped])
-        key = (one.kind, one.symbol, one.owner, one.reason, declined)
+    def choice(self, choice: Choice) -> int:
+        declined = tuple([pair for pair in choice.declined if pair not in self._skipped])
+        key = (choice.kind, choice.symbol, choice.owner, choice.reason, declined)
         self.choices.setdefault(key, [*key[:4], [*map(list, declined)]])
         return self._places.setdefault(key, len(self._places))
 
@@ -110,11 +110,11 @@ def _graph(
     parts = [forward, *[_Program(program, tables, forward) for program in programs[1:]]]
     names = {proxy.name for proxy in programs[0].trace.outputs if proxy is not None}
     names |= programs[0].held
-    written = [part.written(lines) for part in parts]
+    contents = [part.written(lines) for part in parts]
     if lines > MOST:
-        _fold(written)
-    saved = [asdict(one) for one in facts.saved if one.name in names]
-    return {"label": programs[0].graph, "programs": written, "saved": saved}
+        _fold(contents)
+    saved = [asdict(value) for value in facts.saved if value.name in names]
+    return {"label": programs[0].graph, "programs": contents, "saved": saved}
 
 
 class _Program:
@@ -180,20 +180,20 @@ class _Program:
             for out in link.forward.outputs
             if out.name in forward.makers
         }
-        found: Row = {"links": [*rows]} if rows else {"unlinked": self._why_unlinked(item)}
+        row: Row = {"links": [*rows]} if rows else {"unlinked": self._why_unlinked(item)}
         if links and not item.fused_by:
             rules = dict.fromkeys(str(link.rule) for link in links)
-            found["rule"] = self._tables.text(", ".join(rules))
-        return found
+            row["rule"] = self._tables.text(", ".join(rules))
+        return row
 
     def _why_unlinked(self, item: BoundSymbol) -> int:
         if not item.links:
             return self._tables.text("no forward line: a pass of the compiler added this line")
-        gone = item.links[0].forward
-        names = ", ".join(out.name for out in gone.outputs)
-        place = f" ({gone.source})" if gone.source else ""
+        forward = item.links[0].forward
+        names = ", ".join(out.name for out in forward.outputs)
+        place = f" ({forward.source})" if forward.source else ""
         return self._tables.text(
-            f"its forward line does not run, because a pass left it out: {names} = {gone.symbol.name}{place}"
+            f"its forward line does not run, because a pass left it out: {names} = {forward.symbol.name}{place}"
         )
 
     def written(self, lines: int) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class _Program:
             "lines": len(self._trace.bound_symbols),
             "rows": self.rows,
             "stages": [*_stages(stages, self._tables)],
-            "values": [[one.name, one.bytes, one.birth, one.death] for one in values],
+            "values": [[value.name, value.bytes, value.birth, value.death] for value in values],
             "returned": [proxy.name for proxy in self._trace.outputs if proxy is not None],
         }
 
@@ -249,8 +249,8 @@ def _fold(programs: list[dict[str, Any]]) -> None:
                 groups.append(last | {"folds": 0, "links": []})
                 last = groups[-1]
             last["folds"] += 1
-            own = (places[link] for link in row.get("links", ()) if link in places)
-            last["links"] = [*dict.fromkeys((*last["links"], *own))]
+            links = (places[link] for link in row.get("links", ()) if link in places)
+            last["links"] = [*dict.fromkeys((*last["links"], *links))]
             new_places[number] = len(groups) - 1
         program["rows"] = groups
         places = places or new_places

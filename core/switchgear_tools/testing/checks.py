@@ -118,10 +118,10 @@ def check_region(executor: Executor | str, function: Callable[..., object], *arg
     sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
     options = {"executors": [executor, "torch"], "check": True}
     try:
-        found = [*filter(None, _compared(sample, options, name, "execution"))]
+        failures = [*filter(None, _compared(sample, options, name, "execution"))]
     except _Declined as error:
-        found = [f"no region was taken: {error}"]
-    _raise(f"regions of {name}", [f"{sample}: {text}" for text in found])
+        failures = [f"no region was taken: {error}"]
+    _raise(f"regions of {name}", [f"{sample}: {text}" for text in failures])
 
 
 def check_pass(placement: PassPlacement, function: Callable[..., object], *args: object) -> None:
@@ -138,8 +138,8 @@ def check_pass(placement: PassPlacement, function: Callable[..., object], *args:
 
     sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
     options = {"executors": ["torch"], "passes": [placement]}
-    found = [f"{sample}: {text}" for text in _compared(sample, options) if text]
-    _raise(f"pass {placement.name}", found)
+    failures = [f"{sample}: {text}" for text in _compared(sample, options) if text]
+    _raise(f"pass {placement.name}", failures)
 
 
 def check_plugin(name: str, samples: Mapping[object, Sequence[Sample]] | None = None) -> None:
@@ -166,30 +166,30 @@ def plugin_checks(
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Return the checks of `check_plugin`, each with its subject."""
     plugin = _plugin(name)
-    own = {
-        symbol.name: found
-        for given in (plugin.samples() if samples is None else [samples])
-        for target, found in given.items()
+    table = {
+        symbol.name: cases
+        for group in (plugin.samples() if samples is None else [samples])
+        for target, cases in group.items()
         for symbol in symbols_of(target)
     }
     for executor in plugin.executors:
         for symbols in _by_target(plugin.registry.implementations_of(executor.name)):
             check = partial(check_implementation, executor.name, symbols)
-            yield _labelled("implementation", symbols, check, own)
+            yield _labelled("implementation", symbols, check, table)
     for owner in sorted(plugin.registry.grad_rule_owners):
-        asked = owner if plugin.executors else plugin.name
+        source = owner if plugin.executors else plugin.name
         for symbols in _by_target(plugin.registry.grad_rules_of(owner)):
-            yield _labelled("grad rule", symbols, partial(check_rule, asked, symbols), own)
+            yield _labelled("grad rule", symbols, partial(check_rule, source, symbols), table)
 
 
 def _labelled(
     kind: str,
     symbols: tuple[str, ...],
     check: Callable[[Sequence[Sample]], None],
-    own: Mapping[str, Sequence[Sample]],
+    table: Mapping[str, Sequence[Sample]],
 ) -> tuple[str, Callable[[], None]]:
-    given = next((own[symbol] for symbol in symbols if symbol in own), ())
-    return f"{kind} of {_label(symbols)}", partial(check, given)
+    cases = next((table[symbol] for symbol in symbols if symbol in table), ())
+    return f"{kind} of {_label(symbols)}", partial(check, cases)
 
 
 def _label(symbols: Sequence[str]) -> str:
@@ -197,13 +197,13 @@ def _label(symbols: Sequence[str]) -> str:
 
 
 def _plugin(name: str) -> Plugin:
-    found = [plugin for plugin in installed().plugins if plugin.name == name]
-    if not found:
-        known = ", ".join(plugin.name for plugin in installed().plugins)
+    plugins = [plugin for plugin in installed().plugins if plugin.name == name]
+    if not plugins:
+        names = ", ".join(plugin.name for plugin in installed().plugins)
         raise RegistrationError(
-            f"no plugin called {name!r} is loaded (loaded: {known}); see `switchgear plugins`"
+            f"no plugin called {name!r} is loaded (loaded: {names}); see `switchgear plugins`"
         )
-    return found[0]
+    return plugins[0]
 
 
 def _symbols(target: object) -> list[str]:
@@ -213,17 +213,17 @@ def _symbols(target: object) -> list[str]:
     return (
         [target]
         if isinstance(target, str) and "::" not in target
-        else [one.name for one in symbols_of(target)]
+        else [symbol.name for symbol in symbols_of(target)]
     )
 
 
 def _by_target(entries: Mapping[str, ImplementationEntry | GradRule]) -> Iterator[tuple[str, ...]]:
     """The names that are registered together, as are all overloads of a packet, of which calls use some."""
-    found: dict[tuple[str, Any], list[str]] = {}
+    groups: dict[tuple[str, Any], list[str]] = {}
     for symbol, entry in entries.items():
         packet = symbol if symbol.startswith("torch.") else symbol.rpartition(".")[0]
-        found.setdefault((packet, entry.fn), []).append(symbol)
-    yield from map(tuple, found.values())
+        groups.setdefault((packet, entry.fn), []).append(symbol)
+    yield from map(tuple, groups.values())
 
 
 def _check(
@@ -235,7 +235,7 @@ def _check(
 ) -> None:
     """Examine the variants of an operator's samples; `examine` yields failures, and an empty text for a call taken."""
     failures: list[str] = []
-    taken, declined = list[Sample](), dict[str, None]()
+    hits, declined = list[Sample](), dict[str, None]()
     everything = list[Sample]()
     for symbol in symbols:
         for variant in itertools.chain.from_iterable(map(varied, samples_of(symbol, samples))):
@@ -249,13 +249,13 @@ def _check(
                 declined[str(error)] = None
                 continue
             failures += wrong
-            taken += [variant] * bool(texts)
-    if not taken:
+            hits += [variant] * bool(texts)
+    if not hits:
         failures.append(f"no call was taken; {name} says: {'; '.join(declined) or 'nothing'}")
     _raise(f"{_label(symbols)} by {name}", failures)
-    if same := _varied(everything) - _varied(taken):
+    if same := _varied(everything) - _varied(hits):
         warnings.warn(
-            f"{_label(symbols)} by {name}: {len(everything) - len(taken)} of {len(everything)} samples are declined, "
+            f"{_label(symbols)} by {name}: {len(everything) - len(hits)} of {len(everything)} samples are declined, "
             f"and the rest never vary {', '.join(sorted(same))}; add samples by the hook switchgear_samples",
             PluginWarning,
             stacklevel=3,
@@ -265,18 +265,18 @@ def _check(
 def _varied(samples: Sequence[Sample]) -> set[str]:
     """The arguments, other than tensors, that are not the same in all samples."""
     every = [
-        {f"argument {place}": one for place, one in enumerate(sample.args)} | sample.kwargs
+        {f"argument {place}": value for place, value in enumerate(sample.args)} | sample.kwargs
         for sample in samples
     ]
-    names = {name for one in every for name, value in one.items() if not [*tensors_in(value)]}
-    return {name for name in names if len({repr(one.get(name, _check)) for one in every}) > 1}
+    names = {name for call in every for name, value in call.items() if not [*tensors_in(value)]}
+    return {name for name in names if len({repr(call.get(name, _check)) for call in every}) > 1}
 
 
 def _raise(what: str, failures: Sequence[str]) -> None:
     if failures:
         more = len(failures) - _TOLD
-        told = "".join(f"\n\n  {text}" for text in failures[:_TOLD])
-        raise Failures(f"{what}:{told}" + (f"\n\n  and {more} more" if more > 0 else ""))
+        listing = "".join(f"\n\n  {text}" for text in failures[:_TOLD])
+        raise Failures(f"{what}:{listing}" + (f"\n\n  and {more} more" if more > 0 else ""))
 
 
 class _Declined(Exception):
@@ -304,22 +304,22 @@ def _compared(
 ) -> Iterator[str]:
     """How two jitted calls differ from eager's; an empty text if they do not."""
     jitted = sg.jit(sample.function, **options)
-    wanted = [place for place, one in enumerate(sample.tensors()) if one.requires_grad]
-    expected = derivatives(sample, sample.function, wanted, 1)
+    slots = [place for place, tensor in enumerate(sample.tensors()) if tensor.requires_grad]
+    expected = derivatives(sample, sample.function, slots, 1)
     torch.manual_seed(0)
     before = surroundings()
     failures: list[str] = []
     for _ in range(2):
         try:
-            found = derivatives(sample, jitted, wanted, 1)
+            results = derivatives(sample, jitted, slots, 1)
         except Exception as error:
-            _require_without(sample, wanted, 1, error)
+            _require_without(sample, slots, 1, error)
             yield f"{type(error).__name__}: {error}"
             return
         if name:
             _require(jitted, name, kind, symbol)
-        failures += [*differences(found, expected, wanted, sample)]
-        failures += [] if failures else [*stride_differences(found, expected)]
+        failures += [*differences(results, expected, slots, sample)]
+        failures += [] if failures else [*stride_differences(results, expected)]
     if not failures:
         failures = [
             f"it changed {what}" for what, value in surroundings().items() if value != before[what]
@@ -329,9 +329,9 @@ def _compared(
 
 def _making(sample: Sample) -> Sample:
     """The call with copies of its results where those are views of arguments, which a program leaves to its caller."""
-    given = sample.mapped(twin)
-    memory = {_memory(one) for one in given.tensors()} - {0}
-    viewing = any(_memory(one) in memory for one in tensors_in(given()))
+    call = sample.mapped(twin)
+    memory = {_memory(tensor) for tensor in call.tensors()} - {0}
+    viewing = any(_memory(tensor) in memory for tensor in tensors_in(call()))
     return sample.then(partial(map_tensors, torch.clone)) if viewing else sample
 
 
@@ -339,59 +339,59 @@ def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
-def _double(one: torch.Tensor) -> torch.dtype | None:
+def _double(tensor: torch.Tensor) -> torch.dtype | None:
     """The dtype in which derivatives by a tensor are compared, if it can have some."""
-    if one.is_complex():
+    if tensor.is_complex():
         return torch.complex128
-    return torch.float64 if one.is_floating_point() else None
+    return torch.float64 if tensor.is_floating_point() else None
 
 
 def _in_double(sample: Sample) -> Iterator[Sample]:
     """The variants of a sample in float64, in which derivatives are compared."""
     for variant in variants(sample, ()):
-        double = variant.mapped(lambda one: twin(one, _double(one)))
+        double = variant.mapped(lambda tensor: twin(tensor, _double(tensor)))
         yield _making(double if double.narrow is None else double.then(double.narrow))
 
 
 def _rule(
     sample: Sample, symbol: str, *, name: str, options: dict[str, Any], orders: int
 ) -> Iterator[str]:
-    places = [place for place, one in enumerate(sample.tensors()) if _double(one)]
+    places = [place for place, tensor in enumerate(sample.tensors()) if _double(tensor)]
     pytorchs = symbol.startswith(_PYTORCHS)
     declined = dict[str, None]()
-    taken = False
-    for wanted in (places, *([place] for place in places if len(places) > 1)):
+    is_taken = False
+    for slots in (places, *([place] for place in places if len(places) > 1)):
         jitted = sg.jit(sample.function, **options)
         require = partial(_require, jitted, name, "gradient", symbol)
         try:
-            for text in _differentiated(sample, jitted, wanted, orders, require, pytorchs=pytorchs):
-                taken = True
+            for text in _differentiated(sample, jitted, slots, orders, require, pytorchs=pytorchs):
+                is_taken = True
                 yield text
         except _Declined as error:
             declined[str(error)] = None
-    if declined and not taken:
+    if declined and not is_taken:
         raise _Declined("; ".join(declined))
 
 
 def _differentiated(
     sample: Sample,
     jitted: Any,
-    wanted: Sequence[int],
+    slots: Sequence[int],
     orders: int,
     require: Callable[[], None],
     *,
     pytorchs: bool,
 ) -> Iterator[str]:
     """How derivatives by some arguments differ; an empty text if they do not, nothing where PyTorch refuses its own."""
-    expected = _pytorchs(sample, wanted, orders)
+    expected = _pytorchs(sample, slots, orders)
     if not expected and not pytorchs:
-        yield from _by_differences(sample, jitted, wanted, require)
+        yield from _by_differences(sample, jitted, slots, require)
     if len(expected) < 2:
         return
     try:
-        found = derivatives(sample, jitted, wanted, len(expected) - 1)
+        results = derivatives(sample, jitted, slots, len(expected) - 1)
     except Exception as error:
-        _require_without(sample, wanted, len(expected) - 1, error)
+        _require_without(sample, slots, len(expected) - 1, error)
         if compiler_of(jitted).last is not None:
             require()
         hint = "; if that is meant, check_rule(..., orders=1)" * isinstance(
@@ -400,22 +400,22 @@ def _differentiated(
         yield f"{type(error).__name__}: {error}{hint}"
         return
     require()
-    drawn = any(differences(found[:1], expected[:1], (), sample)) and is_random(sample)
+    drawn = any(differences(results[:1], expected[:1], (), sample)) and is_random(sample)
     if drawn:  # a rule may draw numbers of its own, on which its derivative depends
-        yield from _by_differences(sample, jitted, wanted, require)
+        yield from _by_differences(sample, jitted, slots, require)
     else:
-        yield from [*differences(found, expected, wanted, sample)] or [""]
+        yield from [*differences(results, expected, slots, sample)] or [""]
 
 
 def _by_differences(
-    sample: Sample, jitted: Any, wanted: Sequence[int], require: Callable[[], None]
+    sample: Sample, jitted: Any, slots: Sequence[int], require: Callable[[], None]
 ) -> Iterator[str]:
     """How the first derivative is not that of finite differences, where PyTorch's is none, or of other numbers."""
-    leaves = [sample.tensors()[place].clone().requires_grad_() for place in wanted]
+    leaves = [sample.tensors()[place].clone().requires_grad_() for place in slots]
 
     def function(*leaves: torch.Tensor) -> Any:
-        places, given = itertools.count(), iter(leaves)
-        copied = sample.mapped(lambda one: next(given) if next(places) in wanted else one)
+        places, values = itertools.count(), iter(leaves)
+        copied = sample.mapped(lambda tensor: next(values) if next(places) in slots else tensor)
         torch.manual_seed(0)
         return jitted(*copied.args, **copied.kwargs)
 
@@ -431,11 +431,11 @@ def _by_differences(
     yield ""
 
 
-def _pytorchs(sample: Sample, wanted: Sequence[int], orders: int) -> Derivatives:
+def _pytorchs(sample: Sample, slots: Sequence[int], orders: int) -> Derivatives:
     """What PyTorch gives, up to the order that it can."""
     for order in range(orders, 0, -1):
         with contextlib.suppress(RuntimeError, NotImplementedError):
-            return derivatives(sample, sample.function, wanted, order)
+            return derivatives(sample, sample.function, slots, order)
     return []
 
 
@@ -449,8 +449,8 @@ def _in_threads(sample: Sample, options: dict[str, Any]) -> Iterator[str]:
         try:
             for _ in range(3):
                 copied = sample.mapped(twin)
-                found = [[*tensors_in(jitted(*copied.args, **copied.kwargs))]]
-                wrong.extend(differences([*found], expected, (), sample))
+                results = [[*tensors_in(jitted(*copied.args, **copied.kwargs))]]
+                wrong.extend(differences([*results], expected, (), sample))
         except Exception as error:
             wrong.append(f"{type(error).__name__}: {error}")
 
@@ -462,11 +462,11 @@ def _in_threads(sample: Sample, options: dict[str, Any]) -> Iterator[str]:
     yield from (f"in two threads at once: {text}" for text in dict.fromkeys(wrong))
 
 
-def _require_without(sample: Sample, wanted: Sequence[int], orders: int, error: Exception) -> None:
+def _require_without(sample: Sample, slots: Sequence[int], orders: int, error: Exception) -> None:
     """Raise `_Declined` if the call fails so without a plugin, too."""
     jitted = sg.jit(sample.function, executors=["torch"], fallback="eager")
     try:
-        derivatives(sample, jitted, wanted, orders)
+        derivatives(sample, jitted, slots, orders)
     except Exception as other:
         if type(other) is type(error):
             raise _Declined(f"it fails without a plugin, too: {other}") from error
@@ -483,8 +483,8 @@ def _require_true_metadata(sample: Sample) -> None:
         fakes = [*tensors_in(sample.mapped(mode.from_tensor)())]
     for fake, real in zip(fakes, tensors_in(sample.mapped(twin)()), strict=False):
         if (fake.shape, fake.dtype) != (real.shape, real.dtype):
-            given, said = ((one.dtype, tuple(one.shape)) for one in (real, fake))
-            raise _Declined(f"PyTorch's kernel gives {given}, its own fake of it {said}")
+            real_type, fake_type = ((tensor.dtype, tuple(tensor.shape)) for tensor in (real, fake))
+            raise _Declined(f"PyTorch's kernel gives {real_type}, its own fake of it {fake_type}")
 
 
 def _require(jitted: object, name: str, kind: str, symbol: str) -> None:
@@ -493,8 +493,8 @@ def _require(jitted: object, name: str, kind: str, symbol: str) -> None:
     if compiler.last is None:
         refused = "; ".join(map(str, compiler.fallbacks.reasons.values()))
         raise _Declined(f"calls of it run in eager: {refused}")
-    choices = [one for one in sg.last_choices(jitted) if one.kind == kind]
-    if any(one.owner == name and symbol in ("", one.symbol) for one in choices):
+    choices = [choice for choice in sg.last_choices(jitted) if choice.kind == kind]
+    if any(choice.owner == name and symbol in ("", choice.symbol) for choice in choices):
         return
-    reasons = [reason for one in choices for owner, reason in one.declined if owner == name]
+    reasons = [reason for choice in choices for owner, reason in choice.declined if owner == name]
     raise _Declined("; ".join(dict.fromkeys(reasons)) or "its name is not seen in the call")

@@ -21,91 +21,91 @@ _ORDERS = ("result", "gradient of argument", "second derivative by argument")
 
 
 def derivatives(
-    sample: Sample, function: Callable[..., object], wanted: Sequence[int], orders: int
+    sample: Sample, function: Callable[..., object], slots: Sequence[int], orders: int
 ) -> Derivatives:
-    """Return the result of a function for copies of a sample's arguments; those `wanted` require grad."""
+    """Return the result of a function for copies of a sample's arguments; tensors at `slots` require grad."""
     places = itertools.count()
     copied = sample.mapped(
-        lambda one: twin(one).requires_grad_() if next(places) in wanted else twin(one)
+        lambda tensor: twin(tensor).requires_grad_() if next(places) in slots else twin(tensor)
     )
-    leaves = [copied.tensors()[place] for place in wanted]
+    leaves = [copied.tensors()[place] for place in slots]
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FallbackWarning)
         results = [*tensors_in(function(*copied.args, **copied.kwargs))]
-    found: Derivatives = [[one.detach() for one in results]]
+    by_order: Derivatives = [[tensor.detach() for tensor in results]]
     ends: Sequence[torch.Tensor | None] = results
     for order in range(1, orders + 1):
-        through = [one for one in ends if one is not None and one.requires_grad]
+        through = [tensor for tensor in ends if tensor is not None and tensor.requires_grad]
         if not through or not leaves:
             break
         gradients: Any = torch.autograd.grad(
             _weighted(through), leaves, create_graph=order < orders, allow_unused=True
         )
-        found.append([one if one is None else one.detach() for one in gradients])
+        by_order.append([tensor if tensor is None else tensor.detach() for tensor in gradients])
         ends = gradients
-    return found
+    return by_order
 
 
 def differences(
-    found: Derivatives, expected: Derivatives, wanted: Sequence[int], sample: Sample
+    results: Derivatives, expected: Derivatives, slots: Sequence[int], sample: Sample
 ) -> Iterator[str]:
     """Return the difference between a result and the one of PyTorch for a sample."""
-    if len(found[0]) != len(expected[0]):
-        yield f"{len(found[0])} results, expected {len(expected[0])}"
+    if len(results[0]) != len(expected[0]):
+        yield f"{len(results[0])} results, expected {len(expected[0])}"
         return
     exact: Derivatives = []
     # of what does not run in float64; it seeds the random stream, of which the caller looks whether it changed
     with contextlib.suppress(Exception), torch.random.fork_rng(devices=()):
-        exact = derivatives(sample.mapped(widened), sample.function, wanted, len(expected) - 1)
-    for order, (mine, theirs) in enumerate(itertools.zip_longest(found, expected, fillvalue=())):
+        exact = derivatives(sample.mapped(widened), sample.function, slots, len(expected) - 1)
+    for order, (mine, theirs) in enumerate(itertools.zip_longest(results, expected, fillvalue=())):
         exacts = exact[order] if order < len(exact) else ()
         triples = itertools.zip_longest(mine, theirs, exacts)
-        for index, (one, two, three) in enumerate(triples):
-            what = f"{_ORDERS[order]} {wanted[index] if order else index}"
-            yield from unlike(what, one, two, three, sample.tensors())
+        for index, (ours, base, three) in enumerate(triples):
+            what = f"{_ORDERS[order]} {slots[index] if order else index}"
+            yield from unlike(what, ours, base, three, sample.tensors())
 
 
-def stride_differences(found: Derivatives, expected: Derivatives) -> Iterator[str]:
+def stride_differences(results: Derivatives, expected: Derivatives) -> Iterator[str]:
     """Return the results with another layout."""
-    for index, (one, two) in enumerate(zip(found[0], expected[0], strict=True)):
-        if one is None or two is None or one.layout is not torch.strided or not one.numel():
+    for index, (ours, base) in enumerate(zip(results[0], expected[0], strict=True)):
+        if ours is None or base is None or ours.layout is not torch.strided or not ours.numel():
             continue
-        if one.stride() != two.stride():
-            yield f"result {index} has strides {one.stride()}, expected {two.stride()}"
+        if ours.stride() != base.stride():
+            yield f"result {index} has strides {ours.stride()}, expected {base.stride()}"
 
 
 def unlike(
     what: str,
-    one: torch.Tensor | None,
-    two: torch.Tensor | None,
+    ours: torch.Tensor | None,
+    base: torch.Tensor | None,
     exact: torch.Tensor | None = None,
     inputs: Sequence[torch.Tensor] = (),
 ) -> Iterator[str]:
     """Return the difference of two tensors beyond `tolerances`; None is zero."""
-    if one is None or two is None:
-        other = two if one is None else one
+    if ours is None or base is None:
+        other = base if ours is None else ours
         zeros = None if other is None else torch.zeros_like(other)
-        pair = (zeros, two) if one is None else (one, zeros)
+        pair = (zeros, base) if ours is None else (ours, zeros)
         if other is not None and next(unlike(what, *pair, exact, inputs), ""):
-            yield f"the {what} is {'missing' if one is None else 'there'}, and {_shown(other)}"
+            yield f"the {what} is {'missing' if ours is None else 'there'}, and {_shown(other)}"
         return
-    if (one.shape, one.dtype, one.device) != (two.shape, two.dtype, two.device):
-        got, wanted = (f"{it.dtype} of shape {tuple(it.shape)} on {it.device}" for it in (one, two))
-        yield f"the {what} is {got}, expected {wanted}"
+    if (ours.shape, ours.dtype, ours.device) != (base.shape, base.dtype, base.device):
+        mine, theirs = (f"{t.dtype} of shape {tuple(t.shape)} on {t.device}" for t in (ours, base))
+        yield f"the {what} is {mine}, expected {theirs}"
         return
-    if one.layout is not torch.strided:
-        one, two = one.to_dense(), two.to_dense()
-    near, most = tolerances(two, exact, inputs)
-    if not torch.allclose(one, two, rtol=near, atol=most, equal_nan=True):
-        yield f"the {what} is wrong\n    expected {_shown(two)}\n    got      {_shown(one)}"
+    if ours.layout is not torch.strided:
+        ours, base = ours.to_dense(), base.to_dense()
+    near, most = tolerances(base, exact, inputs)
+    if not torch.allclose(ours, base, rtol=near, atol=most, equal_nan=True):
+        yield f"the {what} is wrong\n    expected {_shown(base)}\n    got      {_shown(ours)}"
 
 
 def is_random(sample: Sample) -> bool:
     """Check whether PyTorch draws random numbers, or gives other results in the next run."""
     before = torch.get_rng_state()
     pairs = zip(*(tensors_in(sample.mapped(twin)()) for _ in range(2)), strict=True)
-    return any(next(unlike("", one, two), "") for one, two in pairs) or not torch.equal(
+    return any(next(unlike("", first, second), "") for first, second in pairs) or not torch.equal(
         before, torch.get_rng_state()
     )
 
@@ -124,15 +124,15 @@ def surroundings() -> dict[str, object]:
 def _weighted(ends: Sequence[torch.Tensor]) -> torch.Tensor:
     """A sum in which every element has a weight of its own."""
     total = torch.zeros((), dtype=torch.float64)
-    for one in ends:
+    for end in ends:
         ramp = (
-            torch.arange(1, one.numel() + 1, dtype=torch.float64) * 0.6180339887498949 % 1.0 + 0.5
+            torch.arange(1, end.numel() + 1, dtype=torch.float64) * 0.6180339887498949 % 1.0 + 0.5
         )
-        weighted = (one * ramp.reshape(one.shape).to(one.dtype)).sum()
+        weighted = (end * ramp.reshape(end.shape).to(end.dtype)).sum()
         total = total + (weighted.real if weighted.is_complex() else weighted).double()
     return total
 
 
-def _shown(one: torch.Tensor) -> str:
-    shown = ", ".join(f"{value:.6g}" for value in one.detach().flatten()[:6].tolist())
-    return f"[{shown}{', ...' if one.numel() > 6 else ''}]"
+def _shown(tensor: torch.Tensor) -> str:
+    shown = ", ".join(f"{value:.6g}" for value in tensor.detach().flatten()[:6].tolist())
+    return f"[{shown}{', ...' if tensor.numel() > 6 else ''}]"

@@ -27,7 +27,12 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 class Sample:
     """Call of a function that calls the operator: `function(*args, **kwargs)`.
 
-    `narrow` selects the differentiable part of a result.
+    Attributes:
+        function: the function, or the operator itself.
+        args: its arguments by position.
+        kwargs: its arguments by name.
+        name: the name in messages.
+        narrow: selects the differentiable part of a result; None for all of it.
     """
 
     function: Callable[..., Any]
@@ -42,15 +47,22 @@ class Sample:
         return f"{self.name} ({', '.join(shown)})"
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors among the arguments."""
+        """Collect the tensors among the arguments.
+
+        Returns:
+            The tensors, in order.
+        """
         return [*tensors_in((self.args, self.kwargs))]
 
     def mapped(self, function: Callable[[torch.Tensor], torch.Tensor], name: str = "") -> Sample:
-        """Return the sample with other tensors.
+        """Replace the tensors of the sample.
 
         Args:
             function: a function from each tensor to another.
             name: an addition to the sample's name.
+
+        Returns:
+            A new sample.
         """
         args, kwargs = map_tensors(function, (self.args, self.kwargs))
         return replace(
@@ -58,23 +70,30 @@ class Sample:
         )
 
     def then(self, function: Callable[[Any], Any]) -> Sample:
-        """Return a sample whose result is passed through a function.
+        """Pass the result of the sample through a function.
 
         Args:
             function: a function of the result.
+
+        Returns:
+            A new sample.
         """
         first = self.function
         return replace(self, function=lambda *args, **kwargs: function(first(*args, **kwargs)))
 
     def __call__(self) -> Any:
-        """Call the function."""
+        """Call the function.
+
+        Returns:
+            Its result.
+        """
         return self.function(*self.args, **self.kwargs)
 
 
-def samples_of(symbol: str, own: Sequence[Sample] = ()) -> list[Sample]:
+def samples_of(symbol: str, samples: Sequence[Sample] = ()) -> list[Sample]:
     """The author's samples of an operator, or PyTorch's. Raises `RegistrationError` where there are none."""
-    found = [*own] or [*_in_database(symbol)]
-    if not found:
+    candidates = [*samples] or [*_in_database(symbol)]
+    if not candidates:
         why = (
             f"PyTorch's database has no samples of {symbol}"
             if _by_symbol()
@@ -83,8 +102,8 @@ def samples_of(symbol: str, own: Sequence[Sample] = ()) -> list[Sample]:
         raise RegistrationError(
             f"{why}; or give some: samples=[testing.Sample({symbol}, (x, ...))]"
         )
-    places = [place * (len(found) - 1) // max(MOST - 1, 1) for place in range(MOST)]
-    return [*own] or [found[place] for place in dict.fromkeys(places)]
+    places = [place * (len(candidates) - 1) // max(MOST - 1, 1) for place in range(MOST)]
+    return [*samples] or [candidates[place] for place in dict.fromkeys(places)]
 
 
 def _in_database(symbol: str) -> Iterator[Sample]:
@@ -93,7 +112,7 @@ def _in_database(symbol: str) -> Iterator[Sample]:
     ):
         dtypes = entry.supported_dtypes("cpu")
         usual = (torch.float32, torch.int64, torch.bool, torch.complex64)
-        dtype = next((one for one in usual if one in dtypes), None)
+        dtype = next((candidate for candidate in usual if candidate in dtypes), None)
         if dtype is None:
             continue
         torch.manual_seed(0)
@@ -105,13 +124,13 @@ def _in_database(symbol: str) -> Iterator[Sample]:
 
 @functools.cache
 def _by_symbol() -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    entries: dict[str, list[Any]] = {}
     for entry in operator_database():
         symbol = symbol_in(entry)
         names = {symbol.name if symbol else "", f"aten.{entry.aten_name}"}
         for name in names:
-            found.setdefault(name, []).append(entry)
-    return found
+            entries.setdefault(name, []).append(entry)
+    return entries
 
 
 def symbol_in(entry: Any) -> Symbol | None:
@@ -143,10 +162,10 @@ def _results(sample: Sample, copy: Callable[[torch.Tensor], torch.Tensor]) -> li
 
 def _near(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
     """Whether results are the same; a few kernels of PyTorch's read repeated elements as if each were there."""
-    for one, other in zip(some, others, strict=True):
+    for result, other in zip(some, others, strict=True):
         near, most = tolerances(other)
-        if one.layout is torch.strided and not torch.allclose(
-            one, other, near, most, equal_nan=True
+        if result.layout is torch.strided and not torch.allclose(
+            result, other, near, most, equal_nan=True
         ):
             return False
     return True
@@ -154,28 +173,28 @@ def _near(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
 
 def _variants(sample: Sample, dtypes: Sequence[torch.dtype]) -> Iterator[Sample]:
     yield sample
-    given = [one for one in sample.tensors() if one.layout is torch.strided]
-    if any(one.is_floating_point() for one in given):
+    tensors = [tensor for tensor in sample.tensors() if tensor.layout is torch.strided]
+    if any(tensor.is_floating_point() for tensor in tensors):
         for dtype in dtypes:
-            if any(one.is_floating_point() and one.dtype != dtype for one in given):
+            if any(tensor.is_floating_point() and tensor.dtype != dtype for tensor in tensors):
                 yield sample.mapped(
                     functools.partial(_cast, dtype=dtype), str(dtype).removeprefix("torch.")
                 )
-    for name, change in _layouts(given):
+    for name, change in _layouts(tensors):
         yield sample.mapped(functools.partial(_where_strided, change), name)
 
 
 def _where_strided(
-    change: Callable[[torch.Tensor], torch.Tensor], one: torch.Tensor
+    change: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor
 ) -> torch.Tensor:
-    return change(one) if one.layout is torch.strided else one
+    return change(tensor) if tensor.layout is torch.strided else tensor
 
 
 def _layouts(
-    given: Sequence[torch.Tensor],
+    tensors: Sequence[torch.Tensor],
 ) -> Iterator[tuple[str, Callable[[torch.Tensor], torch.Tensor]]]:
     """How tensors may be laid out otherwise, and called."""
-    dims = {one.dim() for one in given}
+    dims = {tensor.dim() for tensor in tensors}
     if dims - {0}:
         yield "non-contiguous", _with_gaps
         yield "expanded", _repeated
@@ -183,38 +202,38 @@ def _layouts(
         yield "transposed", _transposed
     if 4 in dims:
         yield "channels-last", _channels_last
-    if 0 not in dims and len({one.shape for one in given}) == 1:
-        yield "empty", lambda one: one[:0]
-        if given[0].numel():
-            yield "without dimensions", lambda one: one.flatten()[0]
+    if 0 not in dims and len({tensor.shape for tensor in tensors}) == 1:
+        yield "empty", lambda tensor: tensor[:0]
+        if tensors[0].numel():
+            yield "without dimensions", lambda tensor: tensor.flatten()[0]
 
 
-def _cast(one: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return one.to(dtype) if one.is_floating_point() else one
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _compact(one: torch.Tensor) -> torch.Tensor:
+def _compact(tensor: torch.Tensor) -> torch.Tensor:
     return (
-        one.detach().clone(memory_format=torch.contiguous_format)
-        if one.layout is torch.strided
-        else twin(one)
+        tensor.detach().clone(memory_format=torch.contiguous_format)
+        if tensor.layout is torch.strided
+        else twin(tensor)
     )
 
 
-def _with_gaps(one: torch.Tensor) -> torch.Tensor:
-    return torch.stack([one, one], -1)[..., 0] if one.dim() else one
+def _with_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.stack([tensor, tensor], -1)[..., 0] if tensor.dim() else tensor
 
 
-def _transposed(one: torch.Tensor) -> torch.Tensor:
-    return one.mT.contiguous().mT if one.dim() > 1 else one
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor
 
 
-def _channels_last(one: torch.Tensor) -> torch.Tensor:
-    return one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
 
 
-def _repeated(one: torch.Tensor) -> torch.Tensor:
-    return one[:1].expand(one.shape) if one.dim() and one.numel() else one
+def _repeated(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:1].expand(tensor.shape) if tensor.dim() and tensor.numel() else tensor
 
 
 def _shown(value: object) -> str:

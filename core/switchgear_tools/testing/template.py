@@ -14,13 +14,13 @@ _HERE = Path(__file__).parent
 _PLACES = (_HERE / "example", _HERE.parents[2] / "plugins" / "switchgear-example")
 
 
-def new_plugin(name: str, parent: Path, taken: Collection[str] = ()) -> Path:
+def new_plugin(name: str, parent: Path, names_in_use: Collection[str] = ()) -> Path:
     """Write the package `switchgear-NAME` into a folder. Raises `InvalidInput` for a bad name or one that is there."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise InvalidInput(
             f"{name!r} is no name for a plugin: use small letters, digits and underscores, and no word of Python's"
         )
-    if name in taken:
+    if name in names_in_use:
         raise InvalidInput(f"{name} is installed already; use another name")
     target = parent / f"switchgear-{name}"
     if target.exists():

@@ -33,10 +33,10 @@ def arguments(dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
 TARGET = torch.tensor([[0, 3, -100, 10, 2, 2, 7], [-100, 1, 5, 5, 9, 8, -100], [4, 4, 4, 6, 1, 0, 3]])
 
 
-def outcome(function: Any, given: dict[str, Tensor]) -> list[Tensor]:
-    loss = function(**given)
+def outcome(function: Any, inputs: dict[str, Tensor]) -> list[Tensor]:
+    loss = function(**inputs)
     (loss * 3).backward()
-    return [loss.detach(), *(one.grad for one in given.values() if one.grad is not None)]
+    return [loss.detach(), *(tensor.grad for tensor in inputs.values() if tensor.grad is not None)]
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -57,13 +57,13 @@ def test_loss_and_gradients(options: dict[str, Any], bias: bool) -> None:
     def loss(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.cross_entropy(F.linear(x, weight, bias).view(-1, 11), target.view(-1), **options)
 
-    given = [{k: v for k, v in arguments().items() if bias or k != "bias"} for _ in range(2)]
+    inputs = [{k: v for k, v in arguments().items() if bias or k != "bias"} for _ in range(2)]
     jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
-    for found, expected in zip(outcome(jitted, given[0]), outcome(loss, given[1]), strict=True):
-        torch.testing.assert_close(found, expected)
+    for result, expected in zip(outcome(jitted, inputs[0]), outcome(loss, inputs[1]), strict=True):
+        torch.testing.assert_close(result, expected)
     assert TAKEN in str(sg.explain(jitted).operators())
     with torch.no_grad():
-        torch.testing.assert_close(jitted(**given[0]), loss(**given[0]))
+        torch.testing.assert_close(jitted(**inputs[0]), loss(**inputs[0]))
 
 
 def test_lower_precision() -> None:
@@ -71,9 +71,9 @@ def test_lower_precision() -> None:
         return F.cross_entropy(F.linear(x, weight, bias).float().view(-1, 11), TARGET.view(-1))
 
     jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
-    given = [arguments(torch.bfloat16) for _ in range(2)]
-    for found, expected in zip(outcome(jitted, given[0]), outcome(loss, given[1]), strict=True):
-        torch.testing.assert_close(found, expected, atol=0.05, rtol=0.05)
+    inputs = [arguments(torch.bfloat16) for _ in range(2)]
+    for result, expected in zip(outcome(jitted, inputs[0]), outcome(loss, inputs[1]), strict=True):
+        torch.testing.assert_close(result, expected, atol=0.05, rtol=0.05)
     assert TAKEN in str(sg.explain(jitted).operators())
 
 
@@ -88,10 +88,10 @@ def test_z_loss(options: dict[str, Any], bias: bool) -> None:
         entropy = F.cross_entropy(logits.view(-1, 11), TARGET.view(-1), **options)
         return entropy + 0.1 * logits.logsumexp(-1).pow(2).mean()
 
-    given = [{k: v for k, v in arguments().items() if bias or k != "bias"} for _ in range(2)]
+    inputs = [{k: v for k, v in arguments().items() if bias or k != "bias"} for _ in range(2)]
     jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
-    for found, expected in zip(outcome(jitted, given[0]), outcome(loss, given[1]), strict=True):
-        torch.testing.assert_close(found, expected)
+    for result, expected in zip(outcome(jitted, inputs[0]), outcome(loss, inputs[1]), strict=True):
+        torch.testing.assert_close(result, expected)
     assert WITH_SUMS in str(sg.explain(jitted).operators())
 
 
@@ -113,7 +113,7 @@ def test_z_loss_of_bamba_as_it_is() -> None:
         jitted = sg.jit(function, executors=["chunked_loss", "torch"]) if jit else function
         loss = jitted(ids)
         loss.backward()
-        outcomes.append([loss.detach(), *(one.grad for one in model.parameters())])
+        outcomes.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
     torch.testing.assert_close(outcomes[1], outcomes[0], rtol=1e-4, atol=1e-5)
     assert WITH_SUMS in str(sg.explain(jitted).operators())
 
@@ -127,8 +127,8 @@ def test_sums_that_are_left_to_pytorch() -> None:
         return doubled + logits.logsumexp(-1).sum()
 
     jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
-    given = {k: v for k, v in arguments().items() if k != "bias"}
-    torch.testing.assert_close(jitted(**given), loss(**given))
+    inputs = {k: v for k, v in arguments().items() if k != "bias"}
+    torch.testing.assert_close(jitted(**inputs), loss(**inputs))
     assert "is read before all of it is made" in str(sg.explain(jitted).operators())
 
 
@@ -137,9 +137,9 @@ def test_nothing_is_counted() -> None:
         return F.cross_entropy(F.linear(x, weight).view(-1, 11), torch.full((21,), -100))
 
     jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
-    given = [{k: v for k, v in arguments().items() if k != "bias"} for _ in range(2)]
-    for found, expected in zip(outcome(jitted, given[0]), outcome(loss, given[1]), strict=True):
-        torch.testing.assert_close(found, expected, equal_nan=True)
+    inputs = [{k: v for k, v in arguments().items() if k != "bias"} for _ in range(2)]
+    for result, expected in zip(outcome(jitted, inputs[0]), outcome(loss, inputs[1]), strict=True):
+        torch.testing.assert_close(result, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_what_is_left_as_it_is(function: Any, reason: str) -> None:
         return function(F.linear(x[0], weight), TARGET[2])
 
     jitted = sg.jit(loss, executors=["chunked_loss", "torch"])
-    given = {k: v for k, v in arguments().items() if k != "bias"}
-    found, expected = jitted(**given), loss(**given)
-    torch.testing.assert_close(found, expected)
+    inputs = {k: v for k, v in arguments().items() if k != "bias"}
+    result, expected = jitted(**inputs), loss(**inputs)
+    torch.testing.assert_close(result, expected)
     assert reason in str(sg.explain(jitted).operators())
 
 
@@ -204,7 +204,7 @@ def test_models_train_on_eagers_curve(name: str) -> None:
         if jit:
             assert TAKEN in str(sg.explain(jitted).operators())
     assert curves[1][-1] < curves[1][0] - 0.5
-    assert max(abs(one - other) for one, other in zip(*curves, strict=True)) < 1e-4
+    assert max(abs(first - second) for first, second in zip(*curves, strict=True)) < 1e-4
 
 
 def test_by_the_kit() -> None:
@@ -218,7 +218,7 @@ def test_it_takes_part_under_the_default() -> None:
         return F.cross_entropy(F.linear(x, weight).view(-1, 11), TARGET.view(-1))
 
     jitted = sg.jit(loss)
-    given = [{k: v for k, v in arguments().items() if k != "bias"} for _ in range(2)]
-    for found, expected in zip(outcome(jitted, given[0]), outcome(loss, given[1]), strict=True):
-        torch.testing.assert_close(found, expected)
+    inputs = [{k: v for k, v in arguments().items() if k != "bias"} for _ in range(2)]
+    for result, expected in zip(outcome(jitted, inputs[0]), outcome(loss, inputs[1]), strict=True):
+        torch.testing.assert_close(result, expected)
     assert TAKEN in str(sg.explain(jitted).operators())

@@ -110,11 +110,11 @@ except sg.errors.UnknownExecutor as error:
 
 def test_not_chosen_when_disabled() -> None:
     environment = {**os.environ, "SWITCHGEAR_DISABLE": "example"}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", DISABLED], env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    status, chosen, error = done.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    status, chosen, error = process.stdout.splitlines()
     assert status == "disabled"
     assert "example" not in chosen.split()
     assert "plugin example is disabled" in error

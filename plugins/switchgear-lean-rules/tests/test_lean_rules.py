@@ -16,18 +16,18 @@ import switchgear as sg
 WITH = ["lean_rules", "torch"]
 
 
-def outcome(function: Any, *given: Tensor) -> tuple[Tensor, ...]:
+def outcome(function: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the result and the gradients, from one point of the random stream."""
-    leaves = [one.detach().clone().requires_grad_() for one in given]
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     torch.manual_seed(0)
     result = function(*leaves)
     result.sin().sum().backward()
-    return (result.detach(), *(one.grad for one in leaves if one.grad is not None))
+    return (result.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None))
 
 
-def assert_as_eager(function: Any, *given: Tensor) -> Any:
+def assert_as_eager(function: Any, *tensors: Tensor) -> Any:
     jitted = sg.jit(function, executors=WITH)
-    torch.testing.assert_close(outcome(jitted, *given), outcome(function, *given))
+    torch.testing.assert_close(outcome(jitted, *tensors), outcome(function, *tensors))
     return jitted
 
 
@@ -51,24 +51,24 @@ def test_relu_saves_a_byte_an_element(relu: Any) -> None:
 def test_relu_that_is_left_to_pytorch() -> None:
     jitted = sg.jit(lambda x: torch.relu(x * 2), executors=WITH, avoid={"aten.relu.default": "lean_rules"})
     outcome(jitted, torch.randn(1000))
-    assert sum(one.bytes for one in sg.last_saved(jitted)) == 4000
+    assert sum(value.bytes for value in sg.last_saved(jitted)) == 4000
 
 
 def test_relu_of_what_is_no_number() -> None:
     def weighted(x: Tensor, y: Tensor) -> Tensor:
         return torch.relu(x * 1) * y
 
-    given = torch.tensor([-1.0, 0.0, 1.0, math.nan, -1.0]), torch.tensor([1.0, 1.0, 1.0, 1.0, math.inf])
+    operands = torch.tensor([-1.0, 0.0, 1.0, math.nan, -1.0]), torch.tensor([1.0, 1.0, 1.0, 1.0, math.inf])
     jitted = sg.jit(weighted, executors=WITH)
-    for found, expected in zip(outcome(jitted, *given), outcome(weighted, *given), strict=True):
-        torch.testing.assert_close(found, expected, equal_nan=True)
+    for result, expected in zip(outcome(jitted, *operands), outcome(weighted, *operands), strict=True):
+        torch.testing.assert_close(result, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dropout_draws_as_eager(p: float, dtype: torch.dtype) -> None:
     jitted = assert_as_eager(lambda x: F.dropout(x.t() * 2, p), torch.randn(30, 40, dtype=dtype))
-    assert sum(one.bytes for one in sg.last_saved(jitted) if "draw" in one.origin) == 1200
+    assert sum(value.bytes for value in sg.last_saved(jitted) if "draw" in value.origin) == 1200
 
 
 @pytest.mark.parametrize("options", [{"p": 0.0}, {"p": 1.0}, {"training": False}, {"inplace": True}], ids=str)
@@ -90,13 +90,13 @@ MASKS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", MASKS)
 def test_attention(name: str) -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (one.transpose(1, 2) * 2 for one in (q, k, v))
+        q, k, v = (tensor.transpose(1, 2) * 2 for tensor in (q, k, v))
         return F.scaled_dot_product_attention(q, k, v, dropout_p=0.2, **MASKS[name])
 
-    given = torch.randn(2, 6, 3, 8), torch.randn(2, 7, 3, 8), torch.randn(2, 7, 3, 8)
-    jitted = assert_as_eager(attention, *given)
+    operands = torch.randn(2, 6, 3, 8), torch.randn(2, 7, 3, 8), torch.randn(2, 7, 3, 8)
+    jitted = assert_as_eager(attention, *operands)
     assert "lean_rules" in owners(jitted)
-    arguments = 4 * sum(one.numel() for one in given)
+    arguments = 4 * sum(tensor.numel() for tensor in operands)
     assert saved_bytes(jitted) <= arguments + 2 * 3 * 6 * 7 + 6 * 7 * 4
 
 
@@ -118,8 +118,8 @@ def test_second_derivatives() -> None:
     torch.manual_seed(0)
     (expected,) = torch.autograd.grad(penalty(x), x)
     torch.manual_seed(0)
-    (found,) = torch.autograd.grad(sg.jit(penalty, executors=WITH)(x), x)
-    torch.testing.assert_close(found, expected)
+    (result,) = torch.autograd.grad(sg.jit(penalty, executors=WITH)(x), x)
+    torch.testing.assert_close(result, expected)
 
 
 def gelu_new(x: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ def test_training_step_saves_a_quarter_less(make: Any) -> None:
         loss.backward()
         saved.append(saved_bytes(model))
         losses.append(loss.detach())
-        gradients.append([one.grad for one in model.parameters()])
+        gradients.append([parameter.grad for parameter in model.parameters()])
     torch.testing.assert_close(*losses, rtol=1e-6, atol=0.0)
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
     assert saved[1] <= 0.75 * saved[0]

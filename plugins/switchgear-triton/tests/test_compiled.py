@@ -54,8 +54,8 @@ def test_kernels_compile(arch: str, dtype: str, tmp_path: Path) -> None:
     path = os.pathsep.join([str(SOURCE), *sys.path])
     environment |= {"PYTHONPATH": path, "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-W", "ignore", "-c", COMPILE, arch, dtype]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    sizes = dict(line.split() for line in done.stdout.splitlines())
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-2000:]
+    sizes = dict(line.split() for line in process.stdout.splitlines())
     assert len(sizes) == 7
     assert all(int(size) > 0 for size in sizes.values())

@@ -58,23 +58,23 @@ def test_llama_as_it_is(dtype: torch.dtype) -> None:
         loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
         losses.append(loss.detach())
-        gradients.append([one.grad for one in model.parameters()])
+        gradients.append([parameter.grad for parameter in model.parameters()])
     near = 1e-4 if dtype == torch.float32 else 5e-2
     torch.testing.assert_close(*losses, rtol=near, atol=near)
-    for one, two in zip(*gradients, strict=True):
-        assert (one - two).norm() <= near * one.norm()
+    for first, second in zip(*gradients, strict=True):
+        assert (first - second).norm() <= near * first.norm()
     lines = [line.symbol.name for trace in both(model) for line in trace.bound_symbols if by_triton(line)]
     counts = {name: lines.count(name) for name in lines}
-    own = "switchgear_triton"
+    namespace = "switchgear_triton"
     assert counts == {
-        f"{own}.rms_norm.default": 5,
-        f"{own}.rope.default": 4,
-        f"{own}.swiglu.default": 2,
-        f"{own}.row_losses.default": 1,
-        f"{own}.row_losses_backward.default": 1,
-        f"{own}.rms_norm_backward.default": 5,
-        f"{own}.rope_backward.default": 4,
-        f"{own}.swiglu_backward.default": 2,
+        f"{namespace}.rms_norm.default": 5,
+        f"{namespace}.rope.default": 4,
+        f"{namespace}.swiglu.default": 2,
+        f"{namespace}.row_losses.default": 1,
+        f"{namespace}.row_losses_backward.default": 1,
+        f"{namespace}.rms_norm_backward.default": 5,
+        f"{namespace}.rope_backward.default": 4,
+        f"{namespace}.swiglu_backward.default": 2,
     }
 
 
@@ -108,9 +108,9 @@ def norm_read_elsewhere(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     ],
 )
 def test_what_is_left_to_pytorch(function: Callable[..., Any], shapes: list[tuple[int, ...]], reason: str) -> None:
-    given = [torch.linspace(-2, 2, torch.Size(shape).numel(), device=DEVICE).reshape(shape) for shape in shapes]
+    inputs = [torch.linspace(-2, 2, torch.Size(shape).numel(), device=DEVICE).reshape(shape) for shape in shapes]
     jitted = sg.jit(function, executors=WITH)
-    torch.testing.assert_close(jitted(*given), function(*given))
+    torch.testing.assert_close(jitted(*inputs), function(*inputs))
     assert "triton" not in owners(jitted, "execution").values()
     assert reason in str(sg.explain(jitted).operators())
 
@@ -139,8 +139,8 @@ def test_nothing_but_ignored_rows_and_infinite_logits() -> None:
     logits = torch.full((2, 5), -torch.inf, device=DEVICE)
     logits[0, 1] = 2.0
     for target in ([-100, -100], [1, -100], [2, 1]):
-        given = logits, torch.tensor(target, device=DEVICE)
-        torch.testing.assert_close(jitted(*given), F.cross_entropy(*given), equal_nan=True)
+        inputs = logits, torch.tensor(target, device=DEVICE)
+        torch.testing.assert_close(jitted(*inputs), F.cross_entropy(*inputs), equal_nan=True)
 
 
 def test_second_derivatives_are_pytorchs() -> None:
@@ -152,5 +152,5 @@ def test_second_derivatives_are_pytorchs() -> None:
     x = torch.randn(2, 6, dtype=torch.float64, device=DEVICE, requires_grad=True)
     weight = torch.randn(6, dtype=torch.float64, device=DEVICE)
     (expected,) = torch.autograd.grad(penalty(x, weight), x)
-    (found,) = torch.autograd.grad(sg.jit(penalty, executors=WITH)(x, weight), x)
-    torch.testing.assert_close(found, expected)
+    (result,) = torch.autograd.grad(sg.jit(penalty, executors=WITH)(x, weight), x)
+    torch.testing.assert_close(result, expected)

@@ -112,12 +112,12 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
             splits="Checkpoint" not in name,  # TorchDynamo would run it as if not reentrant
         )
     if kwargs or has_setup_context(function):
-        own = () if has_setup_context(function) else (None,)
-        bound = inspect.signature(function.forward).bind(*own, *args, **kwargs)
+        placeholder = () if has_setup_context(function) else (None,)
+        bound = inspect.signature(function.forward).bind(*placeholder, *args, **kwargs)
         bound.apply_defaults()
-        args, kwargs = bound.args[len(own) :], bound.kwargs
+        args, kwargs = bound.args[len(placeholder) :], bound.kwargs
     args = tuple([recorder.adopted(arg) if isinstance(arg, torch.Tensor) else arg for arg in args])
-    given = tuple([_given(recorder, arg) for arg in args])
+    operands = tuple([_given(recorder, arg) for arg in args])
     context = Context()
     # operators that PyTorch itself dispatches on the results are not calls of the user
     call = Call(None, grad_enabled=torch.is_grad_enabled())
@@ -126,17 +126,17 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
             function, type(function.__name__, (_Forward,), {})
         )
         try:
-            made = original(runner, function, context, *args, **kwargs)
-            written = _finish(recorder, function, context, args, given, made)
+            result = original(runner, function, context, *args, **kwargs)
+            is_written = _finish(recorder, function, context, args, operands, result)
         except Unsupported as error:
             # a later graph would pass None as its gradient where eager does not run it, and None would be read as zeros
             error.splits &= not context.dirty_tensors
             raise
-        call.output = output_of(recorder, recorder.track_outputs(made))
-    call.symbol, call.given = Symbol(name, _Applied(function, args)), (given, {})
-    call.whole = not written and not torch.is_autocast_enabled()
+        call.output = output_of(recorder, recorder.track_outputs(result))
+    call.symbol, call.operands = Symbol(name, _Applied(function, args)), (operands, {})
+    call.is_unit = not is_written and not torch.is_autocast_enabled()
     close(recorder, call, CUSTOM_FUNCTION)
-    return made
+    return result
 
 
 def _given(recorder: Recorder, arg: object) -> object:
@@ -160,18 +160,18 @@ def _refuse_memory(
 
     if context.dirty_tensors:
         refuse("marks a tensor dirty", "return a new one")
-    homes = [recorder.inputs.of(given._base) for given in tensors_in(args) if given.requires_grad]
-    if any(home is not None and not home.proxy.requires_grad for home in homes):
+    homes = [recorder.inputs.of(leaf._base) for leaf in tensors_in(args) if leaf.requires_grad]
+    if any(entry is not None and not entry.proxy.requires_grad for entry in homes):
         what = (
             f"{name_of(function)} takes a view of an input that was made to require grad in place"
         )
         # for TorchDynamo an existing view does not require grad
         raise Unsupported(f"{what}, in {recorder.here()}; give it a new tensor", splits=False)
-    fresh = [result for result in results if isinstance(result, torch.Tensor)]
-    given = {id(tensor): tensor for tensor in tensors_in(args)}
-    memories = [internals.storage_key(tensor) for tensor in (*fresh, *given.values())]
+    outputs = [result for result in results if isinstance(result, torch.Tensor)]
+    tensors_by_id = {id(tensor): tensor for tensor in tensors_in(args)}
+    memories = [internals.storage_key(tensor) for tensor in (*outputs, *tensors_by_id.values())]
     if any(
-        result._is_view() or memories.count(internals.storage_key(result)) > 1 for result in fresh
+        result._is_view() or memories.count(internals.storage_key(result)) > 1 for result in outputs
     ):
         refuse("returns an argument, a view, or results that share memory", "return clones")
     if any(isinstance(leaf, torch.Tensor) for leaf in flatten(context.attributes())[0]):
@@ -183,11 +183,11 @@ def _finish(
     function: Any,
     context: Context,
     args: tuple[Any, ...],
-    given: tuple[Any, ...],
-    made: Any,
+    operands: tuple[Any, ...],
+    output: Any,
 ) -> bool:
     """Record the history of the results; return whether the forward wrote to an argument."""
-    results = made if isinstance(made, tuple) else (made,)
+    results = output if isinstance(output, tuple) else (output,)
     fixed = {id(tensor) for tensor in context.non_differentiable}
     _refuse_memory(recorder, function, context, args, results)
 
@@ -203,8 +203,8 @@ def _finish(
     linked = [i for i, r in enumerate(results) if isinstance(r, torch.Tensor) and has_history(r)]
     if linked:
         at = {id(results[position]): Result(k) for k, position in enumerate(linked)}
-        kept: list[Any] = [at.get(id(saved), saved) for saved in context.to_save]
-        kept = [recorder.adopted(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
+        values: list[Any] = [at.get(id(saved), saved) for saved in context.to_save]
+        values = [recorder.adopted(arg) if isinstance(arg, torch.Tensor) else arg for arg in values]
         tensors = tuple(
             position for position, arg in enumerate(args) if isinstance(arg, torch.Tensor)
         )
@@ -220,9 +220,9 @@ def _finish(
         record_history(
             recorder,
             call,
-            [given[i] for i in tensors],
+            [operands[i] for i in tensors],
             [results[i] for i in linked],
-            kept,
+            values,
             aliases=True,
         )
     for result in results:
@@ -231,9 +231,9 @@ def _finish(
             and value_of(recorder, result).requires_grad > result.requires_grad
         ):
             recorder.tracker.track(result)  # made under enable_grad; PyTorch detached it in place
-    written = False
-    for arg, before in zip(args, given, strict=True):
+    is_written = False
+    for arg, before in zip(args, operands, strict=True):
         if isinstance(arg, torch.Tensor) and recorder.tracker.proxy_of(arg) != before:
-            written = True
+            is_written = True
             recorder.tracker.reconcile_bases(arg)
-    return written
+    return is_written

@@ -58,54 +58,54 @@ def pullback(item: BoundSymbol, doors: Doors, higher_order: bool) -> Pull:
     inputs, results = item.args[1], item.outputs
 
     def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
-        made: dict[str, torch.Tensor] = {}
+        wrappers: dict[str, torch.Tensor] = {}
 
         def tensor(proxy: TensorProxy) -> torch.Tensor:
-            if proxy.name not in made:
-                made[proxy.name] = recorder.tracker.wrapper_for(proxy)
-            return made[proxy.name]
+            if proxy.name not in wrappers:
+                wrappers[proxy.name] = recorder.tracker.wrapper_for(proxy)
+            return wrappers[proxy.name]
 
         with _traced(item, call, doors):
             held = held_by(item)
-            kept = map_proxies(tensor, held)
+            saved = map_proxies(tensor, held)
             if higher_order:
-                seen = {proxy.name for proxy in (*inputs, *results)}
-                kept = [
-                    _as_autograd_sees(value, proxy, seen)
-                    for value, proxy in zip(kept, held, strict=True)
+                names = {proxy.name for proxy in (*inputs, *results)}
+                saved = [
+                    _as_autograd_sees(value, proxy, names)
+                    for value, proxy in zip(saved, held, strict=True)
                 ]
-            given = [
+            grad_outputs = [
                 _grad_output(call, proxy, None if k is None else grads[k], tensor)
                 for proxy, k in call.results
             ]
-            context = call.context([proxy.requires_grad for proxy in inputs], kept)
-            with backward_writes_refused(recorder.tracker, [*made.values()], "it"):
-                found = _gradients(call, inputs, _backward(call, context, given))
+            context = call.context([proxy.requires_grad for proxy in inputs], saved)
+            with backward_writes_refused(recorder.tracker, [*wrappers.values()], "it"):
+                gradients = _gradients(call, inputs, _backward(call, context, grad_outputs))
             _refuse_writes(recorder)
             if (
                 higher_order
                 and getattr(_user_backward(call.function), "__code__", None) is _ONCE_CODE
             ):
-                inside = [*(grad for grad in given if grad is not None), *map(tensor, inputs)]
-                found = _differentiable_once(call, found, inside)
-            proxies = [None if grad is None else recorder.tracker.proxy_of(grad) for grad in found]
+                inside = [*(g for g in grad_outputs if g is not None), *map(tensor, inputs)]
+                gradients = _differentiable_once(call, gradients, inside)
+            proxies = [None if g is None else recorder.tracker.proxy_of(g) for g in gradients]
         return recorder.tape.take(), (*proxies, *[None] * (len(item.inputs) - len(inputs)))
 
     return pull
 
 
-def _as_autograd_sees(value: Any, proxy: Any, seen: set[str]) -> object:
+def _as_autograd_sees(value: Any, proxy: Any, names: set[str]) -> object:
     """Detach intermediates of the forward: they are constant when the backward is differentiated."""
-    return value.detach() if isinstance(proxy, TensorProxy) and proxy.name not in seen else value
+    return value.detach() if isinstance(proxy, TensorProxy) and proxy.name not in names else value
 
 
 def _differentiable_once(
-    call: FunctionCall, found: list[Any], given: list[torch.Tensor]
+    call: FunctionCall, gradients: list[Any], dependencies: list[torch.Tensor]
 ) -> list[Any]:
     """Return gradients without a derivative; for PyTorch they are constant if every grad output is constant."""
-    defined = [grad.detach() for grad in found if grad is not None]
-    marked = iter(_Once.apply(name_of(call.function), len(defined), *defined, *given))  # type: ignore[no-untyped-call]
-    return [None if grad is None else next(marked) for grad in found]
+    defined = [grad.detach() for grad in gradients if grad is not None]
+    marked = iter(_Once.apply(name_of(call.function), len(defined), *defined, *dependencies))  # type: ignore[no-untyped-call]
+    return [None if grad is None else next(marked) for grad in gradients]
 
 
 def _grad_output(
@@ -119,8 +119,8 @@ def _grad_output(
 
 
 def _user_backward(function: Any) -> Any:
-    own, vjp = function.backward, function.vjp
-    return own if vjp is torch.autograd.Function.vjp else vjp
+    backward, vjp = function.backward, function.vjp
+    return backward if vjp is torch.autograd.Function.vjp else vjp
 
 
 def _backward(
@@ -128,22 +128,22 @@ def _backward(
 ) -> tuple[Any, ...]:
     boxed = getattr(call.function, "boxed_grads_call", False)
     result = _user_backward(call.function)(context, *([list(grads)] if boxed else grads))
-    found = result if isinstance(result, tuple) else (result,)
-    while len(found) > call.count and found[-1] is None:
-        found = found[:-1]
-    if len(found) != call.count:
+    gradients = result if isinstance(result, tuple) else (result,)
+    while len(gradients) > call.count and gradients[-1] is None:
+        gradients = gradients[:-1]
+    if len(gradients) != call.count:
         raise RuleError(
-            f"returned an incorrect number of gradients (expected {call.count}, got {len(found)})"
+            f"returned an incorrect number of gradients (expected {call.count}, got {len(gradients)})"
         )
-    return found
+    return gradients
 
 
 def _gradients(
-    call: FunctionCall, inputs: tuple[TensorProxy, ...], found: tuple[Any, ...]
+    call: FunctionCall, inputs: tuple[TensorProxy, ...], gradients: tuple[Any, ...]
 ) -> list[torch.Tensor | None]:
     """Return a gradient or None for each tensor argument, as PyTorch's engine passes gradients on."""
     proxies = dict(zip(call.tensors, inputs, strict=True))
-    for position, grad in enumerate(found):
+    for position, grad in enumerate(gradients):
         proxy = proxies.get(position)
         if grad is not None and not (proxy is not None and _fits(grad, proxy)):
             of = "no tensor" if proxy is None else f"{proxy.dtype} {proxy.shape} on {proxy.device}"
@@ -152,8 +152,8 @@ def _gradients(
                 f"{tuple(getattr(grad, 'shape', ()))} for {of}"
             )
     return [
-        found[position].sum_to_size(proxy.shape).to(proxy.device, proxy.dtype)
-        if proxy.requires_grad and found[position] is not None
+        gradients[position].sum_to_size(proxy.shape).to(proxy.device, proxy.dtype)
+        if proxy.requires_grad and gradients[position] is not None
         else None
         for position, proxy in proxies.items()
     ]
@@ -172,8 +172,8 @@ def _fits(grad: object, proxy: TensorProxy) -> bool:
 
 
 def _refuse_writes(recorder: Recorder) -> None:
-    for found in recorder.inputs:
-        if recorder.tracker.proxy_of(found.wrapper) != found.proxy:
+    for entry in recorder.inputs:
+        if recorder.tracker.proxy_of(entry.wrapper) != entry.proxy:
             raise Unsupported(
                 "it writes in place to a tensor that it closes over; return a new one instead"
             )

@@ -37,14 +37,14 @@ def record_history(
     call: FunctionCall,
     inputs: Sequence[TensorProxy],
     results: Sequence[torch.Tensor],
-    kept: Sequence[object],
+    saved: Sequence[object],
     *,
     aliases: bool,
 ) -> None:
     """Record `HISTORY`, and rebind the results, and `aliases` of them, to its outputs."""
     values = tuple([value_of(recorder, result) for result in results])
     held = tuple(
-        [value_of(recorder, leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
+        [value_of(recorder, leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in saved]
     )
     outputs = []
     for result in results:
@@ -61,7 +61,7 @@ def _history(
     call: FunctionCall,
     inputs: tuple[torch.Tensor, ...],
     values: tuple[torch.Tensor, ...],
-    kept: tuple[object, ...],
+    saved: tuple[object, ...],
 ) -> tuple[torch.Tensor, ...]:
     """Return the values; while recording, attach a newly recorded history."""
     recorder = active_recorder()
@@ -72,8 +72,8 @@ def _history(
     )  # type: ignore[no-untyped-call]
     arguments = {id(tensor) for tensor in inputs}
     # intermediates of the forward are constant when the backward is differentiated
-    kept = tuple(
-        k.detach() if isinstance(k, torch.Tensor) and id(k) not in arguments else k for k in kept
+    saved = tuple(
+        k.detach() if isinstance(k, torch.Tensor) and id(k) not in arguments else k for k in saved
     )
     with internals.DisableTorchFunction():
         record_history(
@@ -81,7 +81,7 @@ def _history(
             call,
             [recorder.tracker.proxy_of(tensor) for tensor in inputs],
             results,
-            kept,
+            saved,
             aliases=False,
         )
     return results
@@ -99,7 +99,7 @@ class _Gradient:
     def constant(self, item: BoundSymbol) -> tuple[BoundSymbol, ...]:
         pairs = zip(item.args[2], item.outputs, strict=True)
         return tuple(
-            BoundSymbol(IDENTITY, (value,), {}, made, source=item.source) for value, made in pairs
+            BoundSymbol(IDENTITY, (value,), {}, out, source=item.source) for value, out in pairs
         )
 
     def linearise(self, item: BoundSymbol, doors: Doors, higher_order: bool) -> Applied:

@@ -105,10 +105,10 @@ class PythonState(Handler):
             return None
         sizes = active_sizes()
         varying = sizes.marks if sizes is not None else {}
-        known = weakref.proxy(recorder)  # or modules would live until garbage is collected
-        reached = Reached(varying, partial(_size_of, known))
+        handle = weakref.proxy(recorder)  # or modules would live until garbage is collected
+        reached = Reached(varying, partial(_size_of, handle))
         recording = Recording(
-            reached, lambda module: known.enter_module(module), recorder.packages_of_features
+            reached, lambda module: handle.enter_module(module), recorder.packages_of_features
         )
         return _World(reached, recording, torch.is_inference_mode_enabled())
 
@@ -142,7 +142,7 @@ class PythonState(Handler):
             raise
         except CaptureError as error:
             # TorchDynamo would assume, without a guard, that both are as in the first call
-            drawn = [one.put_back() for one in reached.streams.values() if not one.is_global]
+            drawn = [entry.put_back() for entry in reached.streams.values() if not entry.is_global]
             error.splits &= not (any(drawn) or reached.reads_environment)
             raise
         finally:
@@ -164,41 +164,41 @@ class PythonState(Handler):
         if world.recording.loads:
             raise Again
         ran = running.ran()
-        own = {key: code for key, code in ran.items() if key not in running.apart}
-        known = [code for key, code in reached.codes.items() if key in ran]
+        user_code = {key: code for key, code in ran.items() if key not in running.apart}
+        reached_code = [code for key, code in reached.codes.items() if key in ran]
         packing = Packing(reached, recorder)
         writes = tuple(changes(reached, packing))
-        note_set(reached, known)
-        refuse_unknown_reads(reached, own.values())
+        note_set(reached, reached_code)
+        refuse_unknown_reads(reached, user_code.values())
         symbolic = active_sizes()
         if symbolic is not None:
             kinds = {"int", "float"} if symbolic.has_floats else {"int"}
-            _refuse_exact_types(known, symbolic.has_arguments, kinds)
-        _refuse_identity(reached, known)
+            _refuse_exact_types(reached_code, symbolic.has_arguments, kinds)
+        _refuse_identity(reached, reached_code)
         replaced_call = {"Module", "__call__"}
         if replaced_call <= reached.names and any(
-            replaced_call <= names_in(code) for code in known
+            replaced_call <= names_in(code) for code in reached_code
         ):
             raise Unsupported("the function asks for Module.__call__, which capture replaces")
-        refuse_unforeseen(reached, own, recorder.packages_of_features)
+        refuse_unforeseen(reached, user_code, recorder.packages_of_features)
         later = start_later(reached)
         reached.runs_later = bool(later)
         ran |= later
         note_later(reached, later)
         entered = [(index, recorder.inputs.of(leaf)) for index, leaf in enumerate(recorder.leaves)]
         wrappers = {index: entry.wrapper for index, entry in entered if entry is not None}
-        asked = {*reached.ask_arguments(wrappers)}
+        indices = {*reached.ask_arguments(wrappers)}
         arguments = {
             index: leaf
             for index, leaf in enumerate(recorder.leaves)
-            if index in asked or index in world.arguments
+            if index in indices or index in world.arguments
         }
         reads = reads_made(reached, ran)
         for stream in reached.streams.values():
             stream.refuse_use()
         _refuse_attributes_of_tensors(recorder, reached)
-        written = {id(write.holder.target) for write in writes if write.place is None}
-        written |= packing.places.keys() - reached.places.of_call.keys()
+        written_ids = {id(write.holder.target) for write in writes if write.place is None}
+        written_ids |= packing.places.keys() - reached.places.of_call.keys()
         is_plain = not writes and not is_odd(result, reached)
         template = None if is_plain else packing.pack(result, "what it returns")
         results = (*tensors_in(result if is_plain else packing.leaves),)
@@ -206,11 +206,11 @@ class PythonState(Handler):
         if not world.infers:
             _refuse_inference(results)
         identities = reached.identities(packing.places)
-        state = State(reads, arguments, written, identities)
+        state = State(reads, arguments, written_ids, identities)
         recorder.guards.append(guard_on(state, arguments, reached.settle))
-        stays: list[tuple[str, Any]] = [("{}() is not None", one) for one in reached.references]
-        memos = filter(None, (one.results_stay() for one in reached.streams.values()))
-        stays += [("{}()", one) for one in memos]
+        stays: list[tuple[str, Any]] = [("{}() is not None", ref) for ref in reached.references]
+        memos = filter(None, (stream.results_stay() for stream in reached.streams.values()))
+        stays += [("{}()", memo) for memo in memos]
         stays += [("{}()", reached.class_checks.stay)] * bool(reached.class_checks)
         for number, (condition, check) in enumerate(stays):
             name = f"stays{number}"
@@ -263,9 +263,9 @@ def _refuse_exact_types(codes: Iterable[types.CodeType], arguments: bool, kinds:
         named = globals_in(code)
         if "type" in named and named & kinds:
             raise Unsupported(f"{code.co_name} asks for type(), where numbers are symbolic")
-        asked = named & {"type", "np", "numpy"} or compared_by_identity(code)
-        if arguments and asked:
-            what = f"{code.co_name} may ask for {min(asked)} of an integer among the arguments"
+        names = named & {"type", "np", "numpy"} or compared_by_identity(code)
+        if arguments and names:
+            what = f"{code.co_name} may ask for {min(names)} of an integer among the arguments"
             raise Unsupported(f"{what}, where that is symbolic")
 
 
@@ -302,14 +302,14 @@ def _refuse_inference(tensors: Iterable[torch.Tensor]) -> None:
 
 def _refuse_attributes_of_tensors(recorder: Recorder, reached: Reached) -> None:
     """Refuse reads of attributes of argument tensors; attributes of other tensors have guards."""
-    for found in recorder.inputs:
-        tensor = found.tensor
+    for entry in recorder.inputs:
+        tensor = entry.tensor
         if type(tensor) is not torch.Tensor or id(vars(tensor)) in reached.holders:
             continue
-        names = {*vars(tensor), *vars(found.wrapper)}
+        names = {*vars(tensor), *vars(entry.wrapper)}
         of_user = sorted(name for name in names if not name.startswith(_MARKS))
         if of_user:
             raise Unsupported(
-                f"{found.proxy.name} has, or is given, an attribute of its own, {of_user[0]}; pass the value "
+                f"{entry.proxy.name} has, or is given, an attribute of its own, {of_user[0]}; pass the value "
                 "as an argument"
             )

@@ -80,11 +80,11 @@ class Knowledge(Protocol):
         """Check whether an object is an argument, or reached from one."""
 
 
-def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object:
+def freeze(value: Any, knowledge: Knowledge, around: tuple[int, ...] = ()) -> object:
     """Return a value in a form that no write changes. A container inside itself is kept by identity."""
     kind = type(value)
     if id(kind) in _PLAIN:
-        is_made = kind is types.FunctionType and known.is_of_call(value)
+        is_made = kind is types.FunctionType and knowledge.is_of_call(value)
         return Instance(kind) if is_made else value
     if issubclass(kind, torch.Tensor):
         return TENSOR
@@ -100,14 +100,14 @@ def freeze(value: Any, known: Knowledge, around: tuple[int, ...] = ()) -> object
         kind, (tuple, list, dict, set, frozenset, deque, types.MappingProxyType)
     )
     if not is_container or kind is torch.Size or id(value) in around:
-        return Instance(kind) if known.is_of_call(value) else value
-    held = known.content(value)
+        return Instance(kind) if knowledge.is_of_call(value) else value
+    held = knowledge.content(value)
     items = tuple(held.values())
     if not issubclass(kind, (set, frozenset)):
-        items = tuple([freeze(item, known, (*around, id(value))) for item in items])
+        items = tuple([freeze(item, knowledge, (*around, id(value))) for item in items])
     has_keys = issubclass(kind, (dict, types.MappingProxyType))
     has_attributes = kind.__flags__ & HEAP and kind.__dictoffset__
-    itself = value if has_attributes and not known.is_of_call(value) else None
+    itself = value if has_attributes and not knowledge.is_of_call(value) else None
     return Contents(kind, tuple(held) if has_keys else None, items, _setting(value), itself)
 
 

@@ -164,9 +164,9 @@ class Variables(_InDict):
 
     def watch(self, names: Set[str]) -> list[str]:
         """Watch more variables; return the new variables that are set."""
-        fresh = names - self.names
-        self.names |= fresh
-        new = sorted(fresh & self.all.keys())
+        new_names = names - self.names
+        self.names |= new_names
+        new = sorted(new_names & self.all.keys())
         self.before.update([(name, self.all[name]) for name in new])
         return new
 
@@ -263,8 +263,8 @@ class Slots(Holder):
 
 def dict_of(kind: type) -> dict[str, Any]:
     """Return the dict that stores the attributes of a class."""
-    found: dict[str, Any] = gc.get_referents(vars(kind))[0]
-    return found
+    attrs: dict[str, Any] = gc.get_referents(vars(kind))[0]
+    return attrs
 
 
 class ClassAttributes(_InDict):

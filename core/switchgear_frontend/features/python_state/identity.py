@@ -80,8 +80,8 @@ class Places:
 
     def at(self, owner: object, steps: tuple[object, ...]) -> Place:
         """Return the place at `steps` from an owner; from an argument, if the owner belongs to the call."""
-        known = self.of_call.get(id(owner))
-        return Place(owner, steps) if known is None else Place(known.owner, known.steps + steps)
+        place = self.of_call.get(id(owner))
+        return Place(owner, steps) if place is None else Place(place.owner, place.steps + steps)
 
     def add(self, value: object, place: Place) -> None:
         """Record the place of an object."""
@@ -116,18 +116,18 @@ class Places:
             place = self._others.get(id(value))
         return place
 
-    def identities(self, seen: Mapping[int, object], located: Iterable[int]) -> Identities:
-        """Return which of the objects `seen`, by id, have several paths, and which must differ from similar objects.
+    def identities(self, objects: Mapping[int, object], located: Iterable[int]) -> Identities:
+        """Return which of the objects, by id, have several paths, and which must differ from similar objects.
 
         Containers found by calls at a place count too: `located` has their ids.
         """
         ties = [*self._ties]
         for key in self._aliases.keys() & {*located}:
             first = self._others[key]
-            ties += [(first, one) for one in self._aliases[key]]
+            ties += [(first, place) for place in self._aliases[key]]
         if not self.has_objects:
             return Identities(ties)
-        kinds = {key: id(type(value)) for key, value in seen.items() if _has_identity(value)}
+        kinds = {key: id(type(value)) for key, value in objects.items() if _has_identity(value)}
         counts = Counter(kinds.values())
         of_call = {key for key, kind in kinds.items() if key in self.of_call and counts[kind] > 1}
         alike = {kinds[key] for key in of_call}
@@ -152,30 +152,30 @@ def _has_identity(value: object) -> bool:
 class Identities:
     """Guarded identities of every call of an entry.
 
-    `ties` are pairs of places with one object; `apart` are places of different objects, none of them among `others`:
+    `ties` are pairs of places with one object. `distinct_places` have different objects, none of them among `others`:
     the ids of objects that the function reaches by itself.
     """
 
     ties: Sequence[tuple[Place, Place]] = ()
-    apart: Sequence[Place] = ()
+    distinct_places: Sequence[Place] = ()
     others: frozenset[int] = frozenset()
 
     def missed(self, objects: Mapping[int, object]) -> str:
         """Return a description of the first difference in a call with these argument objects, or an empty text."""
-        for one, two in self.ties:
-            if one.fetch(objects) is not two.fetch(objects):
-                return f"{one} and {two} (from one object to two)"
+        for first, second in self.ties:
+            if first.fetch(objects) is not second.fetch(objects):
+                return f"{first} and {second} (from one object to two)"
         met: dict[int, Place] = {}
-        for place in self.apart:
-            found = id(place.fetch(objects))
-            if found in self.others:
+        for place in self.distinct_places:
+            key = id(place.fetch(objects))
+            if key in self.others:
                 return f"{place} (to an object that the function reaches by itself)"
-            if met.setdefault(found, place) is not place:
-                return f"{met[found]} and {place} (from two objects to one)"
+            if met.setdefault(key, place) is not place:
+                return f"{met[key]} and {place} (from two objects to one)"
         return ""
 
     def add_to(self, root: Any, nodes: Sequence[Any], hold: Callable[[Any], bool]) -> None:
-        """Add the guards to a tree: for `apart` on their `nodes`, for `ties` through `hold` at the root."""
+        """Add the guards to a tree: for `distinct_places` on their `nodes`, for `ties` through `hold` at the root."""
         label = ["which objects are one"]
         if self.ties:
             root.add_lambda_guard(hold, label, None)

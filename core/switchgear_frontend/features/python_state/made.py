@@ -39,9 +39,9 @@ def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
         if read.value is NUMBER or read.value is FLOAT:
             raise Unsupported(f"the backward of an autograd.Function reads {read.label}")
         is_space = isinstance(read.value, (types.FunctionType, types.ModuleType))
-        own = {} if is_space else own_dict(read.now()) or {}
-        for name in names & own.keys():
-            reached.note_afterwards(own, name, own[name], f"{read.label}.{name}").is_later = True
+        attrs = {} if is_space else own_dict(read.now()) or {}
+        for key in names & attrs.keys():
+            reached.note_afterwards(attrs, key, attrs[key], f"{read.label}.{key}").is_later = True
 
 
 def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
@@ -63,12 +63,12 @@ def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
 
 def start_later(reached: Reached) -> dict[int, types.CodeType]:
     """Start the code of backwards, which run after the function, and of functions named there. Return it by id."""
-    found: dict[int, types.CodeType] = {}
-    while new := _run_later(reached).items() - found.items():
-        found.update(new)
+    codes: dict[int, types.CodeType] = {}
+    while new := _run_later(reached).items() - codes.items():
+        codes.update(new)
         for _, code in new:
             reached.start(code, {})
-    return found
+    return codes
 
 
 def _run_later(reached: Reached) -> dict[int, types.CodeType]:
@@ -77,12 +77,12 @@ def _run_later(reached: Reached) -> dict[int, types.CodeType]:
     for code in reached.codes.values():
         for name in {code.co_name, *reached.names_of(code)}:
             by_name[name].append(code)
-    found: dict[int, types.CodeType] = {}
+    codes: dict[int, types.CodeType] = {}
     pending = [*by_name["backward"]]
     while pending:
         code = pending.pop()
-        if id(code) not in found:
-            found[id(code)] = code
+        if id(code) not in codes:
+            codes[id(code)] = code
             names = {*names_in(code), *code.co_freevars}
-            pending += [one for name in names for one in by_name.get(name, ())]
-    return found
+            pending += [target for name in names for target in by_name.get(name, ())]
+    return codes

@@ -179,7 +179,7 @@ class Reached:
         #: Inspected class attributes, and classes with a reached instance.
         self._met: set[tuple[object, ...]] = set()
         self._labels: dict[int, str] = {}
-        self._seen: dict[int, Any] = {}
+        self._objects: dict[int, Any] = {}
         #: Names in started code.
         self.names: set[str] = set()
         #: Objects whose attributes code may name, by attribute name.
@@ -190,7 +190,7 @@ class Reached:
         #: Paths of the `__dict__`s of tensors that are not arguments; another tensor may be there later.
         self._places_of_tensors: dict[int, Place] = {}
         #: Functions that still have to be looked into, and whether a loop is doing so.
-        self._left: deque[tuple[types.FunctionType, str]] = deque()
+        self._pending: deque[tuple[types.FunctionType, str]] = deque()
         self._is_at_work = False
         #: User functions and their labels, by the id of their code.
         self._functions: defaultdict[int, list[tuple[types.FunctionType, str]]] = defaultdict(list)
@@ -204,10 +204,10 @@ class Reached:
     def settle(self) -> None:
         """Release everything; refuse a backward that wrote to Python objects while it was traced."""
         changed = self.held.put_back() if self.runs_later else ""
-        of_objects = self.held, self._seen, self.opened, self.reads, self.streams, self.places
+        of_objects = self.held, self._objects, self.opened, self.reads, self.streams, self.places
         of_tensors = self.tensors, self._tensors, self._places_of_tensors
-        for one in (*of_objects, *of_tensors, self._spaces, self._functions, self.references):
-            one.clear()
+        for table in (*of_objects, *of_tensors, self._spaces, self._functions, self.references):
+            table.clear()
         if changed:
             raise Unsupported(
                 f"the backward of an autograd.Function writes to {changed}, which calls would not"
@@ -215,14 +215,14 @@ class Reached:
 
     def knows(self, value: object) -> bool:
         """Check whether an object is known to have existed before the function ran."""
-        return id(value) in self._seen
+        return id(value) in self._objects
 
     def reach(
         self, value: object, label: str, owner: object = None, steps: tuple[object, ...] = ()
     ) -> None:
         """Record a value that lies at `steps` from `owner`, and follow its contents."""
         key = id(value)
-        if key in self._seen:
+        if key in self._objects:
             if owner is not None:
                 self.places.add_another(value, self.places.at(owner, steps))
             return
@@ -233,7 +233,7 @@ class Reached:
             if owner is not None:
                 self._tensor(value, Held(owner, steps, label))
             return
-        self._seen[key] = value
+        self._objects[key] = value
         if owner is not None:
             self.places.add(value, Place(owner, steps))
         self._labels.setdefault(key, label)
@@ -245,8 +245,8 @@ class Reached:
         """Look into pending functions one after another: recursion would get as deep as the program is long."""
         self._is_at_work = True
         try:
-            while self._left:
-                self._run(*self._left.popleft())
+            while self._pending:
+                self._run(*self._pending.popleft())
         finally:
             self._is_at_work = False
 
@@ -293,7 +293,7 @@ class Reached:
 
     def identities(self, located: Iterable[int]) -> Identities:
         """Return objects of the call with several paths, and located containers that are distinct."""
-        return self.places.identities(self._seen, located)
+        return self.places.identities(self._objects, located)
 
     def watch_global_streams(self) -> None:
         """Record the global random streams of `random` and `numpy.random`."""
@@ -329,14 +329,14 @@ class Reached:
 
     def _attributes(self, tensor: Any, label: str, place: Place) -> None:
         """Record the user-set attributes of the tensor at `place`; attributes named in code count as read."""
-        own = own_dict(tensor)
-        if own is None or own in self.held:
+        attrs = own_dict(tensor)
+        if attrs is None or attrs in self.held:
             return
         place = place._replace(steps=(*place.steps, Attribute("__dict__")))
-        (self.places.of_call if place.is_of_call else self._places_of_tensors)[id(own)] = place
+        (self.places.of_call if place.is_of_call else self._places_of_tensors)[id(attrs)] = place
         self._labels.setdefault(id(tensor), label)
         self._tensors.append(tensor)
-        for name in self.held.hold_dict(own, label, "__dict__"):
+        for name in self.held.hold_dict(attrs, label, "__dict__"):
             self._spaces.setdefault(name, []).append(tensor)
             if name in self.names:
                 self._look_up(tensor, name)
@@ -345,18 +345,18 @@ class Reached:
 
     def _read_attributes(self, tensor: torch.Tensor) -> None:
         """Record a read of all attributes of a tensor."""
-        own, label = vars(tensor), f"vars({self._label(tensor)})"
-        for key, item in self.held.hold_dict(own, label, "__dict__").items():
-            self.reach(item, f"{label}[{key!r}]", own, (key,))
-        place = self._place_of(own)
-        read = Read(own, ITSELF, freeze(own, self), label, dict, place=place)
-        self.reads[id(own), None] = read
+        attrs, label = vars(tensor), f"vars({self._label(tensor)})"
+        for key, item in self.held.hold_dict(attrs, label, "__dict__").items():
+            self.reach(item, f"{label}[{key!r}]", attrs, (key,))
+        place = self._place_of(attrs)
+        read = Read(attrs, ITSELF, freeze(attrs, self), label, dict, place=place)
+        self.reads[id(attrs), None] = read
 
     def read_missing(self, tensor: torch.Tensor, name: str) -> None:
         """Record the read of an attribute that a tensor lacks."""
-        own = own_dict(tensor)
-        if own is not None and own in self.held:
-            self._note(own, name, MISSING, f"{self._label(tensor)}.{name}")
+        attrs = own_dict(tensor)
+        if attrs is not None and attrs in self.held:
+            self._note(attrs, name, MISSING, f"{self._label(tensor)}.{name}")
         self._asked_of_tensors[id(tensor)].add(name)
 
     def ask_arguments(self, wrappers: Mapping[int, torch.Tensor]) -> Iterator[int]:
@@ -364,10 +364,10 @@ class Reached:
         reads_all = not _WHOLE.isdisjoint(self.names)
         for index, wrapper in wrappers.items():
             names: Iterable[Any] = self._asked_of_tensors.get(id(wrapper), ())
-            own, place = vars(wrapper), Place(Argument(index), (Attribute("__dict__"),))
+            attrs, place = vars(wrapper), Place(Argument(index), (Attribute("__dict__"),))
             for key in [ITSELF] if reads_all else names:
                 value = freeze({}, self) if reads_all else MISSING
-                read = Read(own, key, value, f"argument {index}.{key}", dict, place=place)
+                read = Read(attrs, key, value, f"argument {index}.{key}", dict, place=place)
                 self.reads[id(place), key] = read
                 yield index
 
@@ -387,9 +387,9 @@ class Reached:
         space = vars(module)
         holder = self.held.hold(Variables, space, f"module {module.__name__}")
         names = space.keys() if name == "__dict__" else {name}
-        holder.watch({one for one in names if one[:2] != "__"})
-        for one in holder.before.keys() & names:
-            self._note(space, one, holder.before[one], f"{module.__name__}.{one}")
+        holder.watch({key for key in names if key[:2] != "__"})
+        for key in holder.before.keys() & names:
+            self._note(space, key, holder.before[key], f"{module.__name__}.{key}")
         if name == "__dict__":
             self._read_names(space, module.__name__)
 
@@ -481,9 +481,9 @@ class Reached:
         if is_followed and not (issubclass(kind, nn.Module) or self.is_of_call(value)):
             read = Read(value, ITSELF, Instance(kind), f"the class of {label}", kind)
             self.reads[id(value), ITSELF] = read
-        own = own_dict(value)
-        if own is not None:
-            self._hold_own(value, own, label)
+        attrs = own_dict(value)
+        if attrs is not None:
+            self._hold_own(value, attrs, label)
         if any(True for _ in slots_of(kind)):
             self.held.hold(Slots, value, label)
 
@@ -510,11 +510,11 @@ class Reached:
             self._note(value, "get", content, label)
         if isinstance(wrapped, types.FunctionType):
             self._note(value, "__wrapped__", wrapped, f"{label}.__wrapped__", wrapped.__code__)
-            own = own_dict(value)
-            if own is not None and is_written_in_python(type(value)):
+            attrs = own_dict(value)
+            if attrs is not None and is_written_in_python(type(value)):
                 self.classes.append(type(value))  # of a jitted function
-                self._hold_own(value, own, label)
-            elif own is not None:
+                self._hold_own(value, attrs, label)
+            elif attrs is not None:
                 self._attributes_of_function(value, label)
 
     def _instance_of(self, kind: type) -> None:
@@ -541,10 +541,10 @@ class Reached:
                 if name in _REPLACED or _is_implicit(base, name):
                     self._inherited(kind, name, class_attribute(kind, name), name not in _REPLACED)
 
-    def _hold_own(self, value: object, own: dict[str, Any], label: str) -> None:
-        self.held.hold(Items, own, label)
+    def _hold_own(self, value: object, attrs: dict[str, Any], label: str) -> None:
+        self.held.hold(Items, attrs, label)
         if self.is_of_call(value):
-            self.places.of_call[id(own)] = self.places.at(value, (Attribute("__dict__"),))
+            self.places.of_call[id(attrs)] = self.places.at(value, (Attribute("__dict__"),))
 
     def _module(self, module: nn.Module, label: str) -> None:
         state = vars(module)
@@ -568,10 +568,10 @@ class Reached:
 
     def read(self, value: object, name: str) -> None:
         """Record the read of an attribute."""
-        own = own_dict(value)
-        holder = self.holders.get(id(own))
+        attrs = own_dict(value)
+        holder = self.holders.get(id(attrs))
         if holder is None and id(value) not in self.holders:
-            self._read_made(value, own, name)
+            self._read_made(value, attrs, name)
             return
         is_module = isinstance(value, nn.Module)
         if name == "__class__" or (is_module and name in MODULE_STATE):
@@ -586,11 +586,11 @@ class Reached:
             return
         inherited = class_attribute(type(value), name)
         if before is not MISSING and not hasattr(type(inherited), "__set__"):
-            if holder is not None and own is not None:
+            if holder is not None and attrs is not None:
                 met = holder.at_first[name]
-                if own.get(name, MISSING) is not met:
+                if attrs.get(name, MISSING) is not met:
                     return  # written by the function itself
-            self._note(own, name, before, label)
+            self._note(attrs, name, before, label)
             self._inherited(type(value), name, inherited)
             return
         slots = self.holders.get(id(value))
@@ -599,8 +599,8 @@ class Reached:
             return
         if is_state:
             return
-        if own is not None and name not in own:
-            self._note(own, name, MISSING, label)
+        if attrs is not None and name not in attrs:
+            self._note(attrs, name, MISSING, label)
         self._inherited(type(value), name, inherited)
         if inherited is MISSING:
             for base in _users_bases(type(value)):
@@ -610,14 +610,14 @@ class Reached:
                 if isinstance(held, dict):  # a traced module stores its parts in C++
                     self._note(held, name, MISSING, label)
 
-    def _read_made(self, value: object, own: Mapping[str, object] | None, name: str) -> None:
+    def _read_made(self, value: object, attrs: Mapping[str, object] | None, name: str) -> None:
         """Record the class attribute that an object created by the function reads."""
         self.noted.discard((id(value), name))  # a later object may get the same id
         kind = next((kind for kind in type(value).__mro__ if id(kind) in self.holders), None)
         if kind is None:
             return
         inherited = class_attribute(kind, name)
-        if own is None or name not in own or hasattr(type(inherited), "__set__"):
+        if attrs is None or name not in attrs or hasattr(type(inherited), "__set__"):
             self._inherited(kind, name, inherited)
 
     def read_environment(self, variable: str | None) -> None:
@@ -638,19 +638,19 @@ class Reached:
         return self._labels.get(id(value), type(value).__name__)
 
     def _read_all(self, value: object) -> None:
-        own = own_dict(value)
-        holder = self.holders.get(id(own))
+        attrs = own_dict(value)
+        holder = self.holders.get(id(attrs))
         if holder is not None:
             label = f"vars({self._label(value)})"
             for key, item in holder.before.items():
                 if type(item) in (int, float):
-                    self._number(own, key, item, f"{label}[{key!r}]", own, (key,))
+                    self._number(attrs, key, item, f"{label}[{key!r}]", attrs, (key,))
                 else:
-                    self.reach(item, f"{label}[{key!r}]", own, (key,))
+                    self.reach(item, f"{label}[{key!r}]", attrs, (key,))
             place = self.places.of_call.get(id(value))
-            frozen = freeze(own, self)
-            whole = Read(value, "__dict__", frozen, label, type(value), place=place)
-            self.reads[id(value), "__dict__"] = whole
+            frozen = freeze(attrs, self)
+            read = Read(value, "__dict__", frozen, label, type(value), place=place)
+            self.reads[id(value), "__dict__"] = read
 
     def note_afterwards(self, owner: object, key: str, value: object, label: str) -> Read:
         """Record a read without following its value."""
@@ -671,9 +671,9 @@ class Reached:
         For a tensor, only its type counts: its identity matters only for an input, which has guards of its own.
         """
         place = id(owner), key
-        known = self.reads.get(place)
-        if known is not None:
-            known.code = known.code if code == known.code else None
+        entry = self.reads.get(place)
+        if entry is not None:
+            entry.code = entry.code if code == entry.code else None
             return
         read = Read(owner, key, None, label, type(owner), code, self._place_of(owner))
         self.reads[place] = read
@@ -708,11 +708,11 @@ class Reached:
             kind, code = bases[0], value.__code__
         self._note(kind, name, value, f"{kind.__name__}.{name}", code)
         for base in bases:
-            own, label = vars(base)[name], f"{base.__name__}.{name}"
-            is_theirs = user_objects.is_users_class(base) and not is_redirection(own)
-            if base is not kind and is_theirs and isinstance(own, types.FunctionType):
-                self._note(base, name, own, label, own.__code__)  # `super` may find the function
-            self._behind(own, label)
+            item, label = vars(base)[name], f"{base.__name__}.{name}"
+            is_theirs = user_objects.is_users_class(base) and not is_redirection(item)
+            if base is not kind and is_theirs and isinstance(item, types.FunctionType):
+                self._note(base, name, item, label, item.__code__)  # `super` may find the function
+            self._behind(item, label)
 
     def _behind(self, value: object, label: str) -> None:
         for function in user_objects.functions_behind(value):
@@ -732,12 +732,12 @@ class Reached:
         self._attributes_of_function(function, label)
         space = function.__globals__
         self.held.hold(Variables, space, f"module {space.get('__name__')}")
-        self._seen[id(code)] = code
+        self._objects[id(code)] = code
         self._functions[id(code)].append((function, label))
         if id(code) not in self.started:
             self.codes[id(code)] = code
         if id(code) in self.started or code.co_name == "backward":
-            self._left.append((function, label))
+            self._pending.append((function, label))
 
     def _attributes_of_function(self, function: Any, label: str) -> None:
         for name, value in self.held.hold_dict(vars(function), label, "__dict__").items():
@@ -752,7 +752,7 @@ class Reached:
         if user_objects.is_users(space.get("__name__")):
             self._imported(user_objects.imports_in(code), str(space.get("__package__")))
         if id(code) in self._functions:
-            self._left.extend(self._functions[id(code)])
+            self._pending.extend(self._functions[id(code)])
             self._look_into_functions()
         elif user_objects.is_users_own(space.get("__name__")) and not getattr(
             space.get("__spec__"), "_initializing", False
@@ -823,9 +823,9 @@ class Reached:
         values = [holder.before.get("cell_contents") for holder in cells]
         variables = function.__globals__ | dict(zip(code.co_freevars, values, strict=True))
         for variable, name in user_objects.attributes_asked(code):
-            asked = variables.get(variable)
-            if isinstance(asked, types.FunctionType) and name not in vars(asked):
-                self._note(vars(asked), name, MISSING, f"{variable}.{name}", code)
+            target = variables.get(variable)
+            if isinstance(target, types.FunctionType) and name not in vars(target):
+                self._note(vars(target), name, MISSING, f"{variable}.{name}", code)
 
     def _fixed_function(self, function: types.FunctionType, label: str) -> None:
         """Follow a library wrapper, such as the result of `torch.func.grad`, to the function that it wraps."""
@@ -918,9 +918,9 @@ class Reached:
         if isinstance(space, types.ModuleType):
             self._variables(vars(space), {name})
         elif not isinstance(space, type):
-            own = vars(space)
-            value = self.held.hold(Items, own, "").before[name]
-            self._note(own, name, value, f"{self._label(space)}.{name}")
+            attrs = vars(space)
+            value = self.held.hold(Items, attrs, "").before[name]
+            self._note(attrs, name, value, f"{self._label(space)}.{name}")
         else:
             self._inherited(space, name, class_attribute(space, name), is_named=True)
 
@@ -928,10 +928,10 @@ class Reached:
 def own_dict(value: object) -> dict[str, Any] | None:
     """Return the `__dict__` of an instance without running code of its class."""
     try:
-        own = object.__getattribute__(value, "__dict__")
+        attrs = object.__getattribute__(value, "__dict__")
     except AttributeError:
         return None
-    return own if type(own) is dict else None
+    return attrs if type(attrs) is dict else None
 
 
 def _refuse_alive(kind: type, label: str) -> None:

@@ -113,7 +113,7 @@ class Read:
         """Return a key that is equal for reads with the same demands on every call."""
         place = () if self.place is None else (self.place.owner, *self.place.steps)
         # other steps may be of any class
-        where = [one if isinstance(one, (str, Argument, Attribute)) else id(one) for one in place]
+        where = [key if isinstance(key, (str, Argument, Attribute)) else id(key) for key in place]
         parts = (self.owner, self.key, self.kind)
         return *map(id, parts), *where, self.is_later, frozen_key(self.value)
 
@@ -151,8 +151,8 @@ def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None])
     check = "state.holds(state.fixed) or state.refresh()"
     if names:
         check = f"state.holds((state.owners, {names})) or state.refresh({names})"
-    told = state.listed, state.varying, state.modules()
-    return Guard(check, state.why, {"state": state}, settle, *told)
+    details = state.listed, state.varying, state.modules()
+    return Guard(check, state.why, {"state": state}, settle, *details)
 
 
 class State:
@@ -165,14 +165,14 @@ class State:
         self,
         reads: list[Read],
         arguments: Mapping[int, object],
-        written: Set[int],
+        written_ids: Set[int],
         identities: Identities,
     ) -> None:
         self._reads = reads
         self._identities = identities
         self.indices = tuple(arguments)
         #: Ids of dicts that change between calls: every call inspects their items.
-        self._looked_into = {*written}
+        self._looked_into = {*written_ids}
         self._writes_met = 0
         self.owners: tuple[object, ...] = ()
         self.fixed: tuple[tuple[object, ...]] = (self.owners,)
@@ -185,23 +185,23 @@ class State:
             read.release()
         #: Equal for states that demand the same of every call.
         self.key: tuple[object, ...] = (self.indices, *[read.as_key() for read in reads])
-        if identities.ties or identities.apart:
+        if identities.ties or identities.distinct_places:
             self.key = (object(),)
 
     def modules(self) -> list[Known]:
         """Return the modules among the recorded values."""
         values = [read.value for read in self._reads]
         nested = chain.from_iterable(leaves(value) for value in values if type(value) is Contents)
-        return [found for found in (*values, *nested) if type(found) is Known]
+        return [value for value in (*values, *nested) if type(value) is Known]
 
     def _build(self, objects: Mapping[int, object]) -> None:
         """Build the guard tree from the current values, which equal the recorded values."""
         fixed = [read for read in self._reads if read.place is None or not read.place.is_of_call]
-        self.owners = tuple({id(home): home for home in [read.home for read in fixed]}.values())
+        self.owners = tuple({id(owner): owner for owner in [read.home for read in fixed]}.values())
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
         self.fixed = (self.owners,)
         call = (self.owners, *objects.values())
-        self._root, self._kept = _tree(self._reads, call, [*objects], looked_into, self._identities)
+        self._root, self._refs = _tree(self._reads, call, [*objects], looked_into, self._identities)
         self.holds = internals.guard_check(self._root)
 
     def refresh(self, *objects: Any) -> bool:
@@ -310,25 +310,25 @@ def _tree(
     if not internals.has_dict_versions(nodes.root):
         looked_into = None
     objects = dict(zip(indices, call[1:], strict=True))
-    kept: list[object] = []
+    references: list[object] = []
     by_version: set[int] = set()
     for number, read in enumerate(reads):
-        node, label, home = nodes.of(read), [str(number)], read.home
+        node, label, owner = nodes.of(read), [str(number)], read.home
         is_still = looked_into is not None and id(read.owner) not in looked_into
         if is_still and _has_version(read):
-            if id(home) not in by_version:
-                by_version.add(id(home))
-                node.add_dict_version_guard(home, label, None)
+            if id(owner) not in by_version:
+                by_version.add(id(owner))
+                node.add_dict_version_guard(owner, label, None)
         elif read.key is NAMES:
-            node.add_lambda_guard(_names_stay(home), label, None)
+            node.add_lambda_guard(_names_stay(owner), label, None)
         else:
-            _add_read(node, read, objects, label, kept, is_still)
+            _add_read(node, read, objects, label, references, is_still)
 
     def hold(call: Any) -> bool:
         return not identities.missed(dict(zip(indices, call[1:], strict=True)))
 
-    identities.add_to(nodes.root, [nodes.at(place) for place in identities.apart], hold)
-    return nodes.root, kept
+    identities.add_to(nodes.root, [nodes.at(place) for place in identities.distinct_places], hold)
+    return nodes.root, references
 
 
 def _names_stay(space: Any) -> Callable[[Any], bool]:
@@ -368,8 +368,8 @@ def _add_identity(node: Any, frozen: object, value: Any, label: list[str], is_st
     has_version = is_still and _is_versioned(type(value))
     if has_version:
         node.add_dict_version_guard(value, label, None)
-    for one in [*changing(value, frozen)][has_version:]:
-        check = internals.holds_still(one)
+    for item in [*changing(value, frozen)][has_version:]:
+        check = internals.holds_still(item)
         node.add_lambda_guard(lambda _, check=check: check(), label, None)
 
 
@@ -378,7 +378,7 @@ def _add_read(
     read: Read,
     objects: Mapping[int, object],
     label: list[str],
-    kept: list[object],
+    references: list[object],
     is_still: bool,
 ) -> None:
     if read.key is ITSELF:
@@ -395,7 +395,7 @@ def _add_read(
         now = read.now(objects)
         child = internals.guard_child(node, _access(read), read.key, now)
         if read.place is None and _is_by_identity(read.value, is_still):
-            kept.append(now)
+            references.append(now)
             _add_identity(child, read.value, now, label, is_still)
         else:
             _add_value(child, read.value, now, label)

@@ -91,7 +91,7 @@ class Results:
     leaves: Sequence[object]
     located: Sequence[Any]
     sizes: Mapping[str, int] = field(default_factory=dict)
-    made: dict[int, Any] = field(default_factory=dict)
+    objects: dict[int, Any] = field(default_factory=dict)
 
 
 #: Types of keys in which symbolic numbers can be replaced.
@@ -112,7 +112,7 @@ class Packing:
     has_numbers: bool = False
     _indices: dict[int, int] = field(default_factory=dict)
     _built: dict[int, int] = field(default_factory=dict)
-    _kept: list[object] = field(default_factory=list)
+    _refs: list[object] = field(default_factory=list)
 
     def pack(self, value: object, where: str) -> Template:
         """Return the template of a value that the function left at `where`."""
@@ -128,7 +128,7 @@ class Packing:
         if (index := self.locate(value)) is not None:
             return Located(index)
         if isinstance(value, slice) and has_numbers(value):
-            parts = [self.pack(one, where) for one in (value.start, value.stop, value.step)]
+            parts = [self.pack(item, where) for item in (value.start, value.stop, value.step)]
             return Built(-1, slice, (), tuple(parts), ())
         is_bare = not own_dict(value)
         if (is_atom(value) and is_bare) or _is_fixed(value) or self._was_there(value):
@@ -136,7 +136,7 @@ class Packing:
         if id(value) in self._built:
             return Again(self._built[id(value)])
         index = self._built[id(value)] = len(self._built)
-        self._kept.append(value)
+        self._refs.append(value)
         kind = type(value)
         keys: tuple[object, ...]
         if isinstance(value, (list, set, deque)) or (
@@ -239,10 +239,10 @@ def build(template: Template, results: Results) -> object:
     if isinstance(template, Number):
         return _evaluated(template.expression, results.sizes)
     if isinstance(template, Again):
-        return results.made[template.index]
+        return results.objects[template.index]
     if isinstance(template, Located):
         return results.located[template.index]
-    return _build(template, lambda part: build(part, results), results.made)
+    return _build(template, lambda part: build(part, results), results.objects)
 
 
 @functools.lru_cache(4096)
@@ -254,16 +254,16 @@ def _evaluated(expression: str, sizes: Mapping[str, int]) -> object:
     return eval(_code(expression), {"torch": torch, "math": math}, dict(sizes))
 
 
-def _build(template: Built, part: Callable[[Template], object], made: dict[int, Any]) -> Any:
+def _build(template: Built, part: Callable[[Template], object], objects: dict[int, Any]) -> Any:
     kind: Any = template.kind
     if issubclass(kind, (tuple, frozenset, types.MethodType, slice)):
         items = [part(item) for item in template.items]
         is_spread = hasattr(kind, "_fields") or kind in (types.MethodType, slice)
-        value = made[template.index] = kind(*items) if is_spread else kind(items)
+        value = objects[template.index] = kind(*items) if is_spread else kind(items)
         return value
     if kind is types.FunctionType:
-        return _function(template, part, made)
-    value = made[template.index] = _empty(template)
+        return _function(template, part, objects)
+    value = objects[template.index] = _empty(template)
     if isinstance(value, dict):
         base = dict_base(value)
         for key, item in zip(template.keys, template.items, strict=True):
@@ -276,24 +276,24 @@ def _build(template: Built, part: Callable[[Template], object], made: dict[int, 
         value.update(part(item) for item in template.items)
     elif isinstance(value, types.CellType):
         value.cell_contents = part(template.items[0])
-    own = own_dict(value)
+    attrs = own_dict(value)
     for name, item in template.attributes:
-        if own is not None and name not in {*slots_of(kind)}:
-            own[name] = part(item)
+        if attrs is not None and name not in {*slots_of(kind)}:
+            attrs[name] = part(item)
         else:
             object.__setattr__(value, name, part(item))
     return value
 
 
 def _function(
-    template: Built, part: Callable[[Template], object], made: dict[int, Any]
+    template: Built, part: Callable[[Template], object], objects: dict[int, Any]
 ) -> types.FunctionType:
     code, scope, name = template.pattern
     cells: Any = tuple([part(cell) for cell in template.items[2:]])
     defaults: Any = part(template.items[0])
     keyword_defaults: Any = part(template.items[1])
     function = types.FunctionType(code, scope, name, defaults, cells or None)
-    made[template.index] = function
+    objects[template.index] = function
     function.__kwdefaults__ = keyword_defaults
     for attribute, item in template.attributes:
         setattr(function, attribute, part(item))
@@ -310,20 +310,20 @@ def _empty(template: Built) -> Any:
     return next((base for base in bases if issubclass(kind, base)), object).__new__(kind)
 
 
-def is_odd(value: Any, reached: Reached, seen: set[int] | None = None) -> bool:
+def is_odd(value: Any, reached: Reached, ids: set[int] | None = None) -> bool:
     """Check whether a return value holds a pre-existing object, one object twice, or extra attributes."""
     if isinstance(value, torch.Tensor) or is_atom(value):
         return False
-    seen = set() if seen is None else seen
-    if id(value) in seen:
+    ids = set() if ids is None else ids
+    if id(value) in ids:
         return True
-    seen.add(id(value))
+    ids.add(id(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, dict)):
         fields = {field.name for field in dataclasses.fields(value)}
         if not {name for name, _ in _attributes(value)} <= fields:
             return True
     if isinstance(value, (tuple, list)) and not reached.knows(value):
-        return any(is_odd(item, reached, seen) for item in value)
+        return any(is_odd(item, reached, ids) for item in value)
     if isinstance(value, (tuple, frozenset)):
         return False
     if reached.knows(value) or isinstance(value, (types.MethodType, types.SimpleNamespace)):
@@ -331,7 +331,7 @@ def is_odd(value: Any, reached: Reached, seen: set[int] | None = None) -> bool:
     if isinstance(value, types.FunctionType):
         return bool(value.__closure__)
     if isinstance(value, dict):
-        own = own_dict(value) or {}
-        is_plain = own.keys() <= dict.keys(value) and all(map(is_atom, dict.keys(value)))
-        return not is_plain or any(is_odd(item, reached, seen) for item in dict.values(value))
-    return any(is_odd(item, reached, seen) for _, item in _attributes(value))
+        attrs = own_dict(value) or {}
+        is_plain = attrs.keys() <= dict.keys(value) and all(map(is_atom, dict.keys(value)))
+        return not is_plain or any(is_odd(item, reached, ids) for item in dict.values(value))
+    return any(is_odd(item, reached, ids) for _, item in _attributes(value))

@@ -113,13 +113,13 @@ def _uses(value: Any) -> object:
 
 def _results(memo: Any) -> dict[Any, Any]:
     """Return the results in a memo, by the keys of their arguments."""
-    own = vars(memo)
-    return next(held for held in gc.get_referents(memo) if type(held) is dict and held is not own)
+    attrs = vars(memo)
+    return next(held for held in gc.get_referents(memo) if type(held) is dict and held is not attrs)
 
 
 def _holds_wrappers(memo: object) -> bool:
     """Check whether a memo holds tensors or symbolic numbers of a capture."""
-    pending, seen = [(memo, 0)], set[int]()
+    pending, ids = [(memo, 0)], set[int]()
     while pending:
         value, depth = pending.pop()
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
@@ -127,8 +127,8 @@ def _holds_wrappers(memo: object) -> bool:
         if isinstance(value, torch.Tensor):
             if internals.is_wrapper(value):
                 return True
-        elif depth < _DEPTH and id(value) not in seen and not isinstance(value, _NO_RESULTS):
-            seen.add(id(value))
+        elif depth < _DEPTH and id(value) not in ids and not isinstance(value, _NO_RESULTS):
+            ids.add(id(value))
             pending += [(part, depth + 1) for part in gc.get_referents(value)]
     return False
 

@@ -27,16 +27,16 @@ def refuse_unforeseen(
 
     Packages of module finders are exempt too: a late import runs their code, as with editable installs.
     """
-    finders = [getattr(one, "__module__", "").partition(".")[0] for one in sys.meta_path]
-    apart = (*packages, *(f"{name}." for name in {*finders} - {"__main__"}))
-    known = reached.codes
-    others = [code for key, code in ran.items() if key not in known and _is_users(reached, code)]
-    outer = [*others, *(code for key, code in known.items() if key in ran)]
+    finders = [getattr(finder, "__module__", "").partition(".")[0] for finder in sys.meta_path]
+    prefixes = (*packages, *(f"{name}." for name in {*finders} - {"__main__"}))
+    codes = reached.codes
+    others = [code for key, code in ran.items() if key not in codes and _is_users(reached, code)]
+    outer = [*others, *(code for key, code in codes.items() if key in ran)]
     inner = {part for code in outer for part in _inside(code)}
     inner |= {id(getattr(warnings.showwarning, "__code__", None))}  # runs for any warning
     for code in others:
         module = reached.started[id(code)].get("__name__")
-        if id(code) in inner or f"{module}.".startswith(apart):
+        if id(code) in inner or f"{module}.".startswith(prefixes):
             continue
         if {*code.co_freevars} - {"__class__"} or _reads(reached, code):
             raise Unsupported(
@@ -55,10 +55,10 @@ def refuse_unknown_reads(reached: Reached, ran: Iterable[types.CodeType]) -> Non
             raise Unsupported(f"{what}; compare by `is`")
         named = _UNKNOWN.intersection(code.co_names)
         if "globals" in named or (named and is_own):
-            asked = sorted(named - {"eval"} or named & user_objects.globals_in(code))
-            if asked:
+            names = sorted(named - {"eval"} or named & user_objects.globals_in(code))
+            if names:
                 raise Unsupported(
-                    f"{code.co_name} uses {asked[0]}, and may read values that no guard checks; name them",
+                    f"{code.co_name} uses {names[0]}, and may read values that no guard checks; name them",
                     splits=False,
                 )
 
@@ -74,10 +74,10 @@ def _reads(reached: Reached, code: types.CodeType) -> bool:
     space = reached.started[id(code)]
     for name in user_objects.globals_in(code) & space.keys():
         value = space[name]
-        own = (
+        attrs = (
             vars(value) if isinstance(value, _SPACES) and user_objects.is_users_space(value) else ()
         )
-        if not isinstance(value, _SETTLED) or not user_objects.names_in(code).isdisjoint(own):
+        if not isinstance(value, _SETTLED) or not user_objects.names_in(code).isdisjoint(attrs):
             return True
         reached.note_afterwards(space, name, value, f"{space.get('__name__')}.{name}")
     return False

@@ -108,13 +108,13 @@ def globals_in(code: types.CodeType) -> frozenset[str]:
 @functools.cache
 def variables_in(code: types.CodeType) -> frozenset[str]:
     """Return the names of global variables in a code object and nested ones, and strings that may be names."""
-    found = _named_by(code, _LOADS | _OF_VARIABLES)
+    names = _named_by(code, _LOADS | _OF_VARIABLES)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= variables_in(constant)
+            names |= variables_in(constant)
         elif isinstance(constant, str) and constant.isidentifier():
-            found.add(constant)
-    return frozenset(found)
+            names.add(constant)
+    return frozenset(names)
 
 
 def _named_by(code: types.CodeType, bits: Mapping[int, int]) -> set[str]:
@@ -129,10 +129,10 @@ def _named_by(code: types.CodeType, bits: Mapping[int, int]) -> set[str]:
 @functools.cache
 def attributes_set(code: types.CodeType) -> frozenset[str]:
     """Return the names of attributes that a code object sets; with `setattr`, every string constant."""
-    found = _named_by(code, {dis.opmap["STORE_ATTR"]: 0})
+    names = _named_by(code, {dis.opmap["STORE_ATTR"]: 0})
     if "setattr" in code.co_names or "__setattr__" in code.co_names:
-        found.update(value for value in code.co_consts if isinstance(value, str))
-    return frozenset(found)
+        names.update(value for value in code.co_consts if isinstance(value, str))
+    return frozenset(names)
 
 
 @functools.cache
@@ -163,15 +163,15 @@ def imports_in(code: types.CodeType) -> frozenset[tuple[int, str]]:
 @functools.cache
 def compared_by_identity(code: types.CodeType) -> frozenset[str]:
     """Return the names in expressions that a code object compares by `is` with anything but a constant."""
-    found = set[str]()
+    names = set[str]()
     lines = [*dis.get_instructions(code)] if _IS in code.co_code[::2] else []
     for before, comparison in itertools.pairwise(lines):
         if comparison.opname == "IS_OP" and before.opname != "LOAD_CONST":
             first, last = _extent(comparison)
             for part in lines:
                 if first <= _extent(part)[0] and _extent(part)[1] <= last:
-                    found.update(re.findall(r"\w+", str(part.argval)))
-    return frozenset(found)
+                    names.update(re.findall(r"\w+", str(part.argval)))
+    return frozenset(names)
 
 
 def _extent(instruction: Any) -> tuple[tuple[int, int], tuple[int, int]]:

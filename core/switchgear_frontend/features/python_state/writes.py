@@ -108,5 +108,5 @@ def _is_kept(value: object, before: object, packing: Packing) -> bool:
     """Check whether a place holds its former object or a wrapper of it: `self.steps += 1` assigns the same buffer."""
     if value is before or (is_atom(value) and same(value, before)):
         return True
-    known = packing.recorder.inputs.wrapper_of(before)
-    return known is not None and known is value
+    wrapper = packing.recorder.inputs.wrapper_of(before)
+    return wrapper is not None and wrapper is value

@@ -45,11 +45,11 @@ def switchgear_samples() -> dict[object, list[Sample]]:
     """Return calls for `switchgear test chunked_loss`."""
     x, weight, bias = (torch.linspace(-1, 1, size) for size in (12, 20, 5))
     target = torch.tensor([0, 4, -100])
-    given = x.reshape(3, 4), weight.sin().reshape(5, 4)
+    operands = x.reshape(3, 4), weight.sin().reshape(5, 4)
     return {
         operator: [
-            Sample(operator, (*given, None, target, -100, 0.0, True)),
-            Sample(operator, (*given, bias, target, -100, 0.2, False)),
+            Sample(operator, (*operands, None, target, -100, 0.0, True)),
+            Sample(operator, (*operands, bias, target, -100, 0.2, False)),
         ]
         for operator in (linear_cross_entropy, linear_cross_entropy_and_sums)
     }

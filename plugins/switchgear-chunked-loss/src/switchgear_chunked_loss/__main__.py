@@ -19,12 +19,12 @@ import switchgear as sg
 
 def peak_bytes(step: Callable[[], object]) -> int:
     """Return the peak of a step's allocated bytes on the CPU, from the allocations in PyTorch's profiler."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         step()
     held = most = 0
     for event in sorted(
-        (one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"),
-        key=lambda one: one.start_ns(),
+        (event for event in trace.profiler.kineto_results.events() if event.name() == "[memory]"),
+        key=lambda event: event.start_ns(),
     ):
         held += event.nbytes()
         most = max(most, held)
@@ -52,9 +52,9 @@ def main() -> None:
     chunked = sg.jit(loss, executors=["chunked_loss", "torch"])
     losses: dict[str, Callable[..., Tensor]] = {"eager": loss, "chunked": chunked}
     if hasattr(torch.nn, "LinearCrossEntropyOptions"):  # PyTorch 2.13
-        own: dict[str, Any] = {"options": torch.nn.LinearCrossEntropyOptions()}
+        keywords: dict[str, Any] = {"options": torch.nn.LinearCrossEntropyOptions()}
         losses["F.linear_cross_entropy, chunked"] = lambda x, weight, target: F.linear_cross_entropy(
-            x, weight, target, **own
+            x, weight, target, **keywords
         )
 
     def step(function: Callable[..., Tensor]) -> Tensor:
@@ -79,7 +79,7 @@ def main() -> None:
     print(f"{'':32}{'peak MB':>10}{'of eager':>10}{'median ms':>12}{'of eager':>10}{'least to most':>20}")
     for name, took in seconds.items():
         peak, base = peaks[name], peaks["eager"]
-        ratios = [one / other for one, other in zip(took, seconds["eager"], strict=True)]
+        ratios = [value / reference for value, reference in zip(took, seconds["eager"], strict=True)]
         spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
         print(
             f"{name:32}{peak / 1e6:10.1f}{peak / base:10.2f}{1e3 * statistics.median(took):12.1f}"

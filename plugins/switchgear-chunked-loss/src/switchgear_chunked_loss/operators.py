@@ -21,7 +21,17 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Compute `F.cross_entropy(F.linear(x, weight, bias).float(), target, …)`.
 
-    Shapes: `x` is `[..., features]`, `weight` is `[classes, features]`; `target` has one element for each row of `x`.
+    Args:
+        x: `[..., features]`.
+        weight: `[classes, features]`.
+        bias: `[classes]`, or None.
+        target: one class for each row of `x`.
+        ignore_index: the class of rows that do not count.
+        label_smoothing: the share of the target that goes to all classes, from 0 to 1.
+        mean: whether to return the mean over the counted rows, and not the sum.
+
+    Returns:
+        The loss, without dimensions, at least in float32.
     """
     return _chunked(x, weight, bias, target, ignore_index, label_smoothing, mean, gradients=False)[0]
 
@@ -184,7 +194,7 @@ def _chunked(
     count = counted.sum()
     scale = 1 / count.clamp(min=1).to(exact) if mean else torch.ones_like(total)
     for start in range(0, len(rows), size := max(1, LOGITS // classes)):
-        chunk, at, kept = (one[start : start + size] for one in (rows, labels, counted))
+        chunk, at, mask = (tensor[start : start + size] for tensor in (rows, labels, counted))
         logits = torch.nn.functional.linear(chunk, weight, bias).to(exact)
         chosen = logits.gather(1, at[:, None])[:, 0]
         average = logits.mean(1) if label_smoothing else None
@@ -197,9 +207,9 @@ def _chunked(
         loss = log_sums - (1 - label_smoothing) * chosen
         if average is not None:
             loss -= label_smoothing * average
-        total += torch.where(kept, loss, 0).sum()
+        total += torch.where(mask, loss, 0).sum()
         if gradients:
-            share = torch.where(kept, scale, 0)[:, None]
+            share = torch.where(mask, scale, 0)[:, None]
             by_logits = powers.mul_(share / powers_sum)
             if label_smoothing:
                 by_logits -= share * (label_smoothing / classes)

@@ -8,8 +8,8 @@ import switchgear as sg
 
 _operators = torch.ops.switchgear_chunked_loss
 SYMBOL, WITH_SUMS = (
-    sg.Symbol(str(one.default), one.default)
-    for one in (_operators.linear_cross_entropy, _operators.linear_cross_entropy_and_sums)
+    sg.Symbol(str(operator.default), operator.default)
+    for operator in (_operators.linear_cross_entropy, _operators.linear_cross_entropy_and_sums)
 )
 _OWNER = "chunked_loss"
 #: Operators that may lie between the linear layer and the cross entropy: rows stay rows.
@@ -29,11 +29,11 @@ def chunk_losses(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
         x, weight, bias = (sg.passes.argument(linear, name) for name in ("input", "weight", "bias"))
         options = (sg.passes.argument(call, name) for name in ("target", "ignore_index", "label_smoothing"))
         operands = (x, weight, bias, *options, sg.passes.argument(call, "reduction") == "mean")
-        whole = sg.passes.composite(SYMBOL, operands, call.output, parts)
+        composite = sg.passes.composite(SYMBOL, operands, call.output, parts)
         for sums in _sums(lines, x, parts):
             both = sorted((*parts, sums), key=lambda part: lines.place[part.outputs[0].name])
-            whole = sg.passes.composite(WITH_SUMS, operands, (call.output, sums.output), both)
-        context.offer(_OWNER, lines, whole, unless=_objection(call, parts))
+            composite = sg.passes.composite(WITH_SUMS, operands, (call.output, sums.output), both)
+        context.offer(_OWNER, lines, composite, unless=_objection(call, parts))
     return lines.result()
 
 
@@ -42,7 +42,7 @@ def _sums(lines: sg.passes.Lines, x: sg.TensorProxy, parts: list[sg.BoundSymbol]
     readers = [reader for part in parts[:-1] for reader in lines.readers(part.outputs[0])]
     sums = [reader for reader in readers if reader.symbol.name == "torch.logsumexp"]
     shape, dtype = x.shape[:-1], parts[-1].output.dtype
-    return [one for one in sums if (one.output.shape, one.output.dtype) == (shape, dtype)][:1]
+    return [reader for reader in sums if (reader.output.shape, reader.output.dtype) == (shape, dtype)][:1]
 
 
 def _objection(call: sg.BoundSymbol, parts: list[sg.BoundSymbol]) -> str:

@@ -42,11 +42,11 @@ def with_sums(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *o
     loss, sums = linear_cross_entropy_and_sums(x, weight, bias, target, *options)
 
     def pullback(grad: Tensor | None, grad_sums: Tensor | None) -> Any:
-        given = (
+        grads = (
             torch.zeros_like(loss) if grad is None else grad,
             torch.zeros_like(sums) if grad_sums is None else grad_sums,
         )
-        by_x, by_weight, by_bias = gradients_of_both(*given, x, weight, bias, target, sums, *options)
+        by_x, by_weight, by_bias = gradients_of_both(*grads, x, weight, bias, target, sums, *options)
         return (by_x, by_weight, None) if bias is None else (by_x, by_weight, by_bias, None)
 
     return (loss, sums), pullback

@@ -13,7 +13,14 @@ _CUBIC = 0.044715
 
 @torch.library.custom_op("switchgear_example::fast_gelu", mutates_args=())
 def fast_gelu(x: Tensor) -> Tensor:
-    """Compute GELU by its approximation with tanh; a real package would launch a kernel here."""
+    """Compute GELU by its approximation with tanh; a real package would launch a kernel here.
+
+    Args:
+        x: a tensor of any shape.
+
+    Returns:
+        A tensor of the same shape.
+    """
     return 0.5 * x * (1 + torch.tanh(_SCALE * (x + _CUBIC * x**3)))
 
 
@@ -24,7 +31,15 @@ def _(x: Tensor) -> Tensor:
 
 @torch.library.custom_op("switchgear_example::rounded", mutates_args=())
 def rounded(x: Tensor, step: float) -> Tensor:
-    """Round `x` to multiples of `step`."""
+    """Round `x` to multiples of `step`.
+
+    Args:
+        x: a tensor of any shape.
+        step: a positive number.
+
+    Returns:
+        A tensor of the same shape.
+    """
     return torch.round(x / step) * step
 
 

@@ -34,7 +34,7 @@ def switchgear_samples() -> dict[object, list[Sample]]:
     return {
         F.dropout: [Sample(F.dropout, (x, 0.3))],
         F.scaled_dot_product_attention: [
-            Sample(F.scaled_dot_product_attention, (x, x.sin(), x.cos()), {"dropout_p": 0.3, **one})
-            for one in attention
+            Sample(F.scaled_dot_product_attention, (x, x.sin(), x.cos()), {"dropout_p": 0.3, **options})
+            for options in attention
         ],
     }

@@ -29,7 +29,7 @@ def bert(attention: str) -> Any:
 
 def saved_bytes(model: Any) -> int:
     """Return the bytes that the last forward saved, without inputs."""
-    return sum(one.bytes for one in sg.last_saved(model) if not one.alive)
+    return sum(value.bytes for value in sg.last_saved(model) if not value.alive)
 
 
 def main() -> None:
@@ -65,24 +65,24 @@ def main() -> None:
                 return time.perf_counter() - begun, loss.item()
 
             took: list[list[float]] = [[], []]
-            apart = 0.0
+            distance = 0.0
             for round in range(-3, options.rounds):
                 pair = [step(model, round + 3) for model in models[:: 1 if round % 2 else -1]][
                     :: 1 if round % 2 else -1
                 ]
-                apart = max(apart, abs(pair[0][1] / pair[1][1] - 1))
+                distance = max(distance, abs(pair[0][1] / pair[1][1] - 1))
                 if round >= 0:
                     for times, (seconds, _) in zip(took, pair, strict=True):
                         times.append(seconds)
             pairs = zip(*(model.parameters() for model in models), strict=True)
-            far = max(float((one.grad - two.grad).norm() / two.grad.norm().clamp(min=1e-3)) for one, two in pairs)
+            far = max(float((old.grad - new.grad).norm() / new.grad.norm().clamp(min=1e-3)) for old, new in pairs)
             before, after = map(saved_bytes, models)
-            low, ratio, high = statistics.quantiles([two / one for one, two in zip(*took, strict=True)])
+            low, ratio, high = statistics.quantiles([new / old for old, new in zip(*took, strict=True)])
             medians = [1e3 * statistics.median(times) for times in took]
             print(
                 f"{make.__name__ + ' ' + name:14}{before / 1e6:12.2f}{after / 1e6:8.2f}{after / before:8.3f}"
                 f"{medians[0]:12.2f}{medians[1]:8.2f}{ratio:8.3f}{f'{low:.3f} to {high:.3f}':>16}"
-                f"{apart:12.1e}{far:10.1e}",
+                f"{distance:12.1e}{far:10.1e}",
                 flush=True,
             )
 

@@ -23,11 +23,11 @@ def one_gelu(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
         match = lines.match(call, _WRITTEN_OUT) if call.grad_enabled else None
         if match is None or not match.values["x"].requires_grad:
             continue
-        whole = sg.passes.composite(_GELU, (match.values["x"],), call.output, match.parts)
-        if reason := lines.seen_elsewhere(whole):
+        composite = sg.passes.composite(_GELU, (match.values["x"],), call.output, match.parts)
+        if reason := lines.seen_elsewhere(composite):
             context.decline("lean_rules", call, reason)
             continue
-        lines.replace(match.parts, replace(whole, kwargs={"approximate": "tanh"}, subsymbols=()))
+        lines.replace(match.parts, replace(composite, kwargs={"approximate": "tanh"}, subsymbols=()))
     return lines.result()
 
 

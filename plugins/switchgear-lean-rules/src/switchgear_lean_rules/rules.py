@@ -44,8 +44,8 @@ def drops_on_cpu(call: sg.BoundSymbol) -> bool | str:
 @table.grad_rule(F.dropout, checker=drops_on_cpu)
 def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Compute dropout; save the mask."""
-    kept = _draw(x, p)
-    return _drop(x, kept, p), lambda grad: _drop(grad, kept, p)
+    mask = _draw(x, p)
+    return _drop(x, mask, p), lambda grad: _drop(grad, mask, p)
 
 
 def attends_with_weights(call: sg.BoundSymbol) -> bool | str:
@@ -84,28 +84,28 @@ def attention(
 
     def weights() -> Tensor:
         scores = scaled @ key.transpose(-2, -1)
-        seen = attn_mask
+        mask = attn_mask
         if is_causal:
-            seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if seen is not None:
+            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        if mask is not None:
             scores = scores + (
-                torch.where(seen, 0.0, -torch.inf).to(scores.dtype) if seen.dtype == torch.bool else seen
+                torch.where(mask, 0.0, -torch.inf).to(scores.dtype) if mask.dtype == torch.bool else mask
             )
-        made: Tensor = _aten._safe_softmax.default(scores, -1)
-        return made
+        result: Tensor = _aten._safe_softmax.default(scores, -1)
+        return result
 
     first = weights()
-    kept = _draw(first, dropout_p)
+    drop_mask = _draw(first, dropout_p)
 
     def pullback(grad: Tensor) -> Sequence[Tensor | None]:
-        again, grad = weights(), grad * raised
-        by_value = (again * kept).transpose(-2, -1) @ grad
-        by_weights = (grad @ value.transpose(-2, -1)) * kept
-        by_scores = _aten._softmax_backward_data.default(by_weights, again, -1, again.dtype)
+        probabilities, grad = weights(), grad * raised
+        by_value = (probabilities * drop_mask).transpose(-2, -1) @ grad
+        by_weights = (grad @ value.transpose(-2, -1)) * drop_mask
+        by_scores = _aten._softmax_backward_data.default(by_weights, probabilities, -1, probabilities.dtype)
         gradients = (by_scores @ key) * factor, by_scores.transpose(-2, -1) @ scaled, by_value
         return gradients if attn_mask is None else (*gradients, None)
 
-    return ((first * kept) @ value) * raised, pullback
+    return ((first * drop_mask) @ value) * raised, pullback
 
 
 def _draw(like: Tensor, p: float) -> Tensor:
@@ -113,5 +113,5 @@ def _draw(like: Tensor, p: float) -> Tensor:
     return torch.empty_like(like, dtype=torch.uint8).bernoulli_(1 - p)
 
 
-def _drop(x: Tensor, kept: Tensor, p: float) -> Tensor:
-    return x * kept * (1 / (1 - p))
+def _drop(x: Tensor, mask: Tensor, p: float) -> Tensor:
+    return x * mask * (1 / (1 - p))

@@ -47,19 +47,19 @@ def switchgear_passes() -> Sequence[sg.passes.PassPlacement]:
 def switchgear_samples() -> dict[Any, list[Sample]]:
     """Return calls for `switchgear test triton`."""
     x, grad, weight = (torch.linspace(-2, 2, size).sin() for size in (24, 24, 6))
-    rows, given = x.reshape(4, 6), grad.cos().reshape(4, 6)
+    rows, grad_rows = x.reshape(4, 6), grad.cos().reshape(4, 6)
     heads, angles = x.reshape(1, 2, 2, 6), torch.linspace(0, 3, 12).reshape(1, 1, 2, 6)
     turn = angles.cos(), angles.sin()
     target, sums = torch.tensor([0, 5, -100, 2]), torch.logsumexp(rows, 1)
     calls: dict[Any, list[tuple[Any, ...]]] = {
         operators.RMS_NORM: [(rows, weight, 1e-5), (rows, None, 1e-5)],
-        operators.RMS_NORM_BACKWARD: [(given, rows, weight, 1e-5), (given, rows, None, 1e-5)],
+        operators.RMS_NORM_BACKWARD: [(grad_rows, rows, weight, 1e-5), (grad_rows, rows, None, 1e-5)],
         operators.ROPE: [(heads, *turn)],
         operators.ROPE_BACKWARD: [(heads, *turn)],
-        operators.SWIGLU: [(rows, given)],
-        operators.SWIGLU_BACKWARD: [(rows.exp(), rows, given)],
+        operators.SWIGLU: [(rows, grad_rows)],
+        operators.SWIGLU_BACKWARD: [(rows.exp(), rows, grad_rows)],
         operators.ROW_LOSSES: [(rows, target, -100, 0.0), (rows, target, -100, 0.2)],
         operators.ROW_LOSSES_BACKWARD: [(weight[:4], rows, target, sums, -100, 0.2)],
     }
     calls[F.rms_norm] = [(rows, (6,), weight, 1e-5), (rows, (6,), None, 1e-3)]
-    return {operator: [Sample(operator, args) for args in found] for operator, found in calls.items()}
+    return {operator: [Sample(operator, args) for args in cases] for operator, cases in calls.items()}

@@ -39,11 +39,11 @@ def _unfit(values: Sequence[sg.TensorProxy]) -> str:
         return f"not on {first.device.type}"
     if first.dtype not in _DTYPES:
         return f"no kernels for {first.dtype}"
-    if any(one.dtype != first.dtype or one.device != first.device for one in values):
+    if any(value.dtype != first.dtype or value.device != first.device for value in values):
         return "of several dtypes or devices"
-    if any(math.prod(one.shape) == 0 for one in values):
+    if any(math.prod(value.shape) == 0 for value in values):
         return "empty"
-    return "an operand is negated lazily" if any(one.is_neg for one in values) else ""
+    return "an operand is negated lazily" if any(value.is_neg for value in values) else ""
 
 
 def takes_rows(call: sg.BoundSymbol) -> bool | str:
@@ -72,9 +72,9 @@ def takes_turned(call: sg.BoundSymbol) -> bool | str:
     x, cos, sin = call.inputs
     if reason := _unfit(call.inputs):
         return reason
-    if len(x.shape) != 4 or x.shape[-1] % 2 or any(one.stride[-1] != 1 for one in (x, cos, sin)):
+    if len(x.shape) != 4 or x.shape[-1] % 2 or any(value.stride[-1] != 1 for value in (x, cos, sin)):
         return "no rows of pairs"
-    if any(len(one.shape) != 4 or one.shape[-1] != x.shape[-1] for one in (cos, sin)):
+    if any(len(value.shape) != 4 or value.shape[-1] != x.shape[-1] for value in (cos, sin)):
         return "angles are broadcast along the row"
     return call.output.stride == x.stride or "its result is laid out otherwise"
 
@@ -84,7 +84,7 @@ def takes_alike(call: sg.BoundSymbol) -> bool | str:
     if reason := _unfit(call.inputs):
         return reason
     first, *others = (*call.inputs, *call.outputs)
-    if any((one.shape, one.stride) != (first.shape, first.stride) for one in others):
+    if any((value.shape, value.stride) != (first.shape, first.stride) for value in others):
         return "operands and results are not laid out alike"
     reached = 1 + sum((size - 1) * step for size, step in zip(first.shape, first.stride, strict=True))
     return reached == math.prod(first.shape) or "there are gaps between elements"

@@ -41,13 +41,13 @@ def rms_norm_backward(
     for index in range(tl.program_id(0).to(tl.int64), rows, tl.num_programs(0)):
         row = index * size
         value = tl.load(x + row + at, inside, 0.0).to(WIDE)
-        given = tl.load(grad + row + at, inside, 0.0).to(WIDE)
+        row_grad = tl.load(grad + row + at, inside, 0.0).to(WIDE)
         root = tl.rsqrt(tl.sum(value * value) / size + EPS)
         normal = value * root
-        total += given * normal
+        total += row_grad * normal
         if HAS_WEIGHT:
-            given *= tl.load(weight + at, inside, 0.0).to(WIDE)
-        result = root * (given - normal * (tl.sum(given * normal) / size))
+            row_grad *= tl.load(weight + at, inside, 0.0).to(WIDE)
+        result = root * (row_grad - normal * (tl.sum(row_grad * normal) / size))
         tl.store(by_x + row + at, result.to(by_x.dtype.element_ty), inside)
     tl.store(by_weight + tl.program_id(0) * size + at, total, inside)
 
@@ -89,13 +89,13 @@ def rope(
     cos_first, cos_second = tl.load(cos + at, inside).to(WIDE), tl.load(cos + half + at, inside).to(WIDE)
     sin_first, sin_second = tl.load(sin + at, inside).to(WIDE), tl.load(sin + half + at, inside).to(WIDE)
     if BACKWARD:
-        one = first * cos_first + second * sin_second
-        two = second * cos_second - first * sin_first
+        y_first = first * cos_first + second * sin_second
+        y_second = second * cos_second - first * sin_first
     else:
-        one = first * cos_first - second * sin_first
-        two = second * cos_second + first * sin_second
-    tl.store(y + at, one.to(y.dtype.element_ty), inside)
-    tl.store(y + half + at, two.to(y.dtype.element_ty), inside)
+        y_first = first * cos_first - second * sin_first
+        y_second = second * cos_second + first * sin_second
+    tl.store(y + at, y_first.to(y.dtype.element_ty), inside)
+    tl.store(y + half + at, y_second.to(y.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -111,13 +111,13 @@ def swiglu(gate, up, y, count, WIDE: tl.constexpr, BLOCK: tl.constexpr):
 def swiglu_backward(grad, gate, up, by_gate, by_up, count, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    given = tl.load(grad + at, inside, 0.0).to(WIDE)
+    y_grad = tl.load(grad + at, inside, 0.0).to(WIDE)
     value = tl.load(gate + at, inside, 0.0).to(WIDE)
     sigmoid = 1 / (1 + tl.exp(-value))
     other = tl.load(up + at, inside, 0.0).to(WIDE)
     slope = sigmoid * (1 + value * (1 - sigmoid))
-    tl.store(by_gate + at, (given * other * slope).to(by_gate.dtype.element_ty), inside)
-    tl.store(by_up + at, (given * value * sigmoid).to(by_up.dtype.element_ty), inside)
+    tl.store(by_gate + at, (y_grad * other * slope).to(by_gate.dtype.element_ty), inside)
+    tl.store(by_up + at, (y_grad * value * sigmoid).to(by_up.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -135,20 +135,20 @@ def row_losses(
         value = tl.load(logits + start + at, inside, float("-inf")).to(WIDE)
         higher = tl.maximum(highest, tl.max(value))
         # a row of only -inf has no finite maximum to subtract
-        taken = tl.where(higher == float("-inf"), 0.0, higher)
-        power = power * tl.exp(highest - taken) + tl.sum(tl.exp(value - taken))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        power = power * tl.exp(highest - shift) + tl.sum(tl.exp(value - shift))
         highest = higher
         total += tl.sum(tl.where(inside, value, 0.0))
     result = tl.log(power) + tl.where(highest == float("-inf"), 0.0, highest)
     label = tl.load(target + row)
-    kept = label != ignored
+    counts = label != ignored
     # a class index out of range makes the loss NaN
-    known = kept & (label >= 0) & (label < classes)
-    chosen = tl.load(logits + tl.where(known, label, 0), known, float("nan")).to(WIDE)
+    in_range = counts & (label >= 0) & (label < classes)
+    chosen = tl.load(logits + tl.where(in_range, label, 0), in_range, float("nan")).to(WIDE)
     loss = result - (1 - SMOOTHING) * chosen
     if SMOOTHING > 0:
         loss -= SMOOTHING * (total / classes)
-    tl.store(losses + row, tl.where(kept, loss, 0.0))
+    tl.store(losses + row, tl.where(counts, loss, 0.0))
     tl.store(sums + row, result)
 
 
@@ -171,7 +171,7 @@ def row_losses_backward(
     label = tl.load(target + row)
     value = tl.load(logits + row * classes + at, inside, float("-inf")).to(WIDE)
     share = tl.exp(value - tl.load(sums + row))
-    one = tl.full([], 1.0, WIDE)  # Triton treats a Python number as float32
-    share -= tl.where(at == label, one * (1 - SMOOTHING), 0.0) + one * SMOOTHING / classes
+    unit = tl.full([], 1.0, WIDE)  # Triton treats a Python number as float32
+    share -= tl.where(at == label, unit * (1 - SMOOTHING), 0.0) + unit * SMOOTHING / classes
     result = tl.where(label != ignored, share * tl.load(grad + row), 0.0)
     tl.store(by_logits + row * classes + at, result.to(by_logits.dtype.element_ty), inside)

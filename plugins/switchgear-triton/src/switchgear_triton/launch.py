@@ -64,7 +64,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor, *, backward: bool) -> Tensor:
     y = torch.empty_like(x)
     cos, sin = cos.expand(x.shape), sin.expand(x.shape)
     _, heads, length, size = x.shape
-    strides = [stride for one in (x, y, cos, sin) for stride in one.stride()[:3]]
+    strides = [stride for tensor in (x, y, cos, sin) for stride in tensor.stride()[:3]]
     with _alone():
         kernels.rope[(x.numel() // size,)](
             x, cos, sin, y, heads, length, size // 2, *strides, backward, _wide(x), triton.next_power_of_2(size // 2)
@@ -109,7 +109,7 @@ def row_losses_backward(
     grad: Tensor, logits: Tensor, target: Tensor, sums: Tensor, ignore_index: int, label_smoothing: float
 ) -> Tensor:
     """Run the operator `row_losses_backward`."""
-    grad, logits, target, sums = (one.contiguous() for one in (grad, logits, target, sums))
+    grad, logits, target, sums = (tensor.contiguous() for tensor in (grad, logits, target, sums))
     rows, classes = logits.shape
     by_logits = torch.empty_like(logits)
     block = _block(classes)

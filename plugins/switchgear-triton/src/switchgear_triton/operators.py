@@ -70,24 +70,24 @@ def swiglu_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Ten
 def row_losses(logits: Tensor, target: Tensor, ignore_index: int, label_smoothing: float) -> tuple[Tensor, Tensor]:
     """Return the cross entropy of each row (0 if ignored) and the `logsumexp` of each row, at least in float32."""
     wide = _wide(logits)
-    kept = target != ignore_index
-    chosen = wide.gather(1, target.masked_fill(~kept, 0)[:, None])[:, 0]
+    mask = target != ignore_index
+    chosen = wide.gather(1, target.masked_fill(~mask, 0)[:, None])[:, 0]
     sums = torch.logsumexp(wide, 1)
     losses = sums - (1 - label_smoothing) * chosen
     if label_smoothing:
         losses = losses - label_smoothing * wide.mean(1)
-    return losses.masked_fill(~kept, 0), sums
+    return losses.masked_fill(~mask, 0), sums
 
 
 def row_losses_backward(
     grad: Tensor, logits: Tensor, target: Tensor, sums: Tensor, ignore_index: int, label_smoothing: float
 ) -> Tensor:
     """Return the gradient of the logits, from the gradient of the rows' losses."""
-    kept = target != ignore_index
+    mask = target != ignore_index
     share = torch.exp(_wide(logits) - sums[:, None])
     hit = target[:, None] == torch.arange(logits.shape[1], device=target.device)
     share = share - (1 - label_smoothing) * hit - label_smoothing / logits.shape[1]
-    return (share * grad.masked_fill(~kept, 0)[:, None]).to(logits.dtype)
+    return (share * grad.masked_fill(~mask, 0)[:, None]).to(logits.dtype)
 
 
 def _define(function: Callable[..., Any], schema: str) -> Any:

@@ -28,8 +28,8 @@ def norms(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
         if casts:
             x = casts[0].inputs[0]
         unless = "" if weight.shape == x.shape[-1:] and x.dtype == call.output.dtype else "of several dtypes or shapes"
-        whole = sg.passes.composite(symbol(RMS_NORM), (x, weight, eps), call.output, (*casts, *match.parts))
-        context.offer(_OWNER, lines, whole, unless)
+        composite = sg.passes.composite(symbol(RMS_NORM), (x, weight, eps), call.output, (*casts, *match.parts))
+        context.offer(_OWNER, lines, composite, unless)
     return lines.result()
 
 
@@ -41,9 +41,9 @@ def turns(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
         if match is None:
             continue
         x, cos, sin, half = (match.values[name] for name in ("x", "cos", "sin", "half"))
-        whole = sg.passes.composite(symbol(ROPE), (x, cos, sin), call.output, match.parts)
+        composite = sg.passes.composite(symbol(ROPE), (x, cos, sin), call.output, match.parts)
         fits = match.values["dim"] == len(x.shape) - 1 and 2 * half == x.shape[-1] and x.shape == call.output.shape
-        context.offer(_OWNER, lines, whole, "" if fits else "other halves than of the last dimension")
+        context.offer(_OWNER, lines, composite, "" if fits else "other halves than of the last dimension")
     return lines.result()
 
 

@@ -73,7 +73,7 @@ def _pullback_of_norm(x: Tensor, weight: Tensor | None, eps: float | None) -> Ca
 
 
 def _turns_alone(call: sg.BoundSymbol) -> bool | str:
-    if any(one.requires_grad for one in call.inputs[1:]):
+    if any(value.requires_grad for value in call.inputs[1:]):
         return "the angles require grad"
     return takes_turned(call)
 
