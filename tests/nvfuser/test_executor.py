@@ -171,7 +171,7 @@ def test_what_nobody_needs_any_more_is_let_go() -> None:
 
 
 def test_templates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering, "_known", {})
+    monkeypatch.setattr(lowering, "_lowered", {})
     monkeypatch.setattr(lowering, "_LOWERED_MAX", 2)
     for size in (3, 4, 5, 6, 7):
         jit(lambda a: a.sin().cos())(torch.randn(size))

@@ -196,7 +196,7 @@ def test_numbers_that_are_none_of_a_dtype() -> None:
 
 
 def test_no_mode_sees_what_is_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering, "_known", {})
+    monkeypatch.setattr(lowering, "_lowered", {})
     seen: list[Any] = []
 
     class Functions(TorchFunctionMode):
