@@ -150,6 +150,9 @@ def vjp(
     Returns:
         The result of `function`, and a pullback. The pullback takes grad outputs, structured like the result, and
         returns a tuple of one gradient for each primal.
+
+    Raises:
+        InvalidInput: in the pullback, the grad outputs are not as many as the results.
     """
     jitted = jit(function, **options)
     inside = active_recorder() is not None

@@ -124,7 +124,15 @@ class VersionWarning(UserWarning):
 
 
 def did_you_mean(name: object, known: Iterable[object]) -> str:
-    """Return a hint at the nearest of the `known` names, to end a message with; empty if none is near."""
+    """Make a hint at the nearest name, to end a message with.
+
+    Args:
+        name: the unknown name.
+        known: the names to choose from.
+
+    Returns:
+        The hint; empty if none is near.
+    """
     shown = {str(one): one for one in known}
     close = difflib.get_close_matches(str(name), shown, n=1)
     return f"; did you mean {shown[close[0]]!r}?" if close else ""

@@ -41,7 +41,14 @@ class Progress:
         self._ticking: threading.Thread | None = None
 
     def after(self, item: _Item) -> _Item:
-        """Count one more item as done, and return it."""
+        """Count one more item as done.
+
+        Args:
+            item: the item.
+
+        Returns:
+            The same item.
+        """
         self.done += 1
         self.tick()
         return item

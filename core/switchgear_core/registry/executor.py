@@ -51,13 +51,16 @@ class Executor:
             )
 
     def configured(self, options: Mapping[str, Any]) -> Executor:
-        """Return an executor of the same class with options: `type(self)(**options)`.
+        """Make an executor of the same class with options: `type(self)(**options)`.
 
         Called by `sg.jit(options={name: ...})`. Options are the keyword-only parameters of the class's own `__init__`.
         Override the method in a class with another constructor.
 
         Args:
             options: values by the names of parameters.
+
+        Returns:
+            The new executor; this one without options.
 
         Raises:
             InvalidInput: there is no such option.
@@ -137,11 +140,25 @@ class FusionExecutor(Executor):
     boxed = False
 
     def supports(self, bound_symbol: BoundSymbol) -> Declined | None:
-        """Return None if the call can be part of a region; else the reason."""
+        """Decide whether a call can be part of a region.
+
+        Args:
+            bound_symbol: the call.
+
+        Returns:
+            None if it can; else `Declined` with the reason.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not say which operators it supports")
 
     def supports_region(self, region: Trace) -> Declined | None:
-        """Return None if a region is worth compiling; else the reason."""
+        """Decide whether a region is worth compiling.
+
+        Args:
+            region: the operators, in order.
+
+        Returns:
+            None if it is; else `Declined` with the reason.
+        """
         count = len(self.operators(region))
         return (
             Declined(f"a region of {count} operators, fewer than {self.minimum}")
@@ -151,7 +168,14 @@ class FusionExecutor(Executor):
 
     @staticmethod
     def operators(region: Trace) -> tuple[BoundSymbol, ...]:
-        """Return the bound symbols of a region that are not views."""
+        """List the bound symbols of a region that are not views.
+
+        Args:
+            region: the operators, in order.
+
+        Returns:
+            The bound symbols, in order.
+        """
         return tuple([item for item in region.bound_symbols if aliased_argument(item) is None])
 
     def compile(self, region: Trace) -> Callable[..., Any] | Declined:
@@ -204,7 +228,18 @@ class FusionExecutor(Executor):
     def claim(
         self, bound_symbol: BoundSymbol, entry: ImplementationEntry | None
     ) -> Implementation | Declined:
-        """Claim a supported call; the symbol itself runs it until a region replaces it."""
+        """Claim a supported call; the symbol itself runs it until a region replaces it.
+
+        Args:
+            bound_symbol: the call.
+            entry: unused; `supports` decides.
+
+        Returns:
+            The implementation that runs the call, or `Declined` with the reason.
+
+        Raises:
+            TypeError: `supports` returned neither None nor `Declined`.
+        """
         reason = self.supports(bound_symbol)
         if reason is None:
             return Implementation(self.name, bound_symbol.symbol.fn)

@@ -63,7 +63,14 @@ class PassContext(Protocol):
 
     @staticmethod
     def hint(number: object) -> object:
-        """Return the value of a symbolic number in the current call, for estimates only."""
+        """Estimate a symbolic number.
+
+        Args:
+            number: a number, symbolic or not.
+
+        Returns:
+            Its value in the current call, for estimates only.
+        """
 
     def takes(self, owner: str, candidate: BoundSymbol) -> bool:
         """Check whether an owner would run a call that stands for its subsymbols.
@@ -74,6 +81,9 @@ class PassContext(Protocol):
         Args:
             owner: the name of an executor or a plugin.
             candidate: the call.
+
+        Returns:
+            True if the owner would run it.
         """
         ...
 
@@ -114,15 +124,36 @@ class RegionContext(Protocol):
     executors: tuple[Executor, ...]
 
     def label(self, executor: Executor) -> str:
-        """Return an executor's name and version."""
+        """Name an executor in messages.
+
+        Args:
+            executor: the executor.
+
+        Returns:
+            Its name and version.
+        """
         ...
 
     def operators(self, region: Region) -> Trace:
-        """Return the region as run by executors that do not fuse; `implementation.owner` names them."""
+        """Claim a region by executors that do not fuse.
+
+        Args:
+            region: the region.
+
+        Returns:
+            The claimed trace; `implementation.owner` names the executor of each line.
+        """
         ...
 
     def code(self, executor: Executor) -> str | None:
-        """Return a digest of an executor's code; None if a script or a notebook defines it."""
+        """Digest the code of an executor, for a key.
+
+        Args:
+            executor: the executor.
+
+        Returns:
+            The digest; None if a script or a notebook defines the executor.
+        """
         ...
 
     def unlike(self, region: Region, arguments: Sequence[Any], results: Any, expected: Any) -> str:
@@ -141,7 +172,14 @@ class RegionContext(Protocol):
         ...
 
     def function(self, operators: Trace) -> Callable[..., Any]:
-        """Return a function of the region's sizes and inputs that runs a trace of operators."""
+        """Compile a trace of operators.
+
+        Args:
+            operators: a trace, as `operators` returns it.
+
+        Returns:
+            A function of the region's sizes and inputs.
+        """
         ...
 
     def compile(
@@ -229,7 +267,11 @@ def switchgear_executors() -> Sequence[Executor]:  # type: ignore[empty-body]
 
 @_hookspec
 def switchgear_register_implementations(registry: Registry) -> None:
-    """Install implementations, owned by this plugin's executors: `table.install_implementations(registry)`."""
+    """Install implementations, owned by this plugin's executors: `table.install_implementations(registry)`.
+
+    Args:
+        registry: the registry of all plugins.
+    """
 
 
 @_hookspec
@@ -239,6 +281,9 @@ def switchgear_register_grad_rules(registry: Registry) -> None:
     Their owner is one of this plugin's executors; without executors, the plugin or its distribution. Such a plugin is
     used if `executors` names it, and by default after the executors. The order is by the module's `switchgear_priority`
     (0 unless set, higher first), then by name.
+
+    Args:
+        registry: the registry of all plugins.
     """
 
 
@@ -259,6 +304,9 @@ def switchgear_features() -> Sequence[Feature]:  # type: ignore[empty-body]
 def switchgear_is_constant_for_vjp(bound_symbol: BoundSymbol) -> bool | None:
     """Decide whether a call is excluded from differentiation: a skip rule.
 
+    Args:
+        bound_symbol: the call.
+
     Returns:
         True keeps the forward, without a gradient. False ends the search; it makes no constant differentiable. None
         passes the question to the next plugin, in the order of the list.
@@ -274,6 +322,10 @@ def switchgear_choose(
     Each region has a candidate or more. All regions come at once, so that they can be compiled in parallel. Plugins are
     asked in the order of the list. A region without a choice goes to its first candidate. Modes of the user may be
     active; do not run the calls of a region on the user's tensors.
+
+    Args:
+        regions: the regions, in order.
+        context: the interface to the call of `jit`.
 
     Returns:
         One choice for each region, None to leave it to the next plugin; or None for all.

@@ -103,6 +103,9 @@ class Registry:
     def add_implementation(self, entry: ImplementationEntry) -> None:
         """Add an implementation.
 
+        Args:
+            entry: the implementation.
+
         Raises:
             RegistrationError: the owner has one for the symbol, and `override` is not set.
         """
@@ -111,27 +114,60 @@ class Registry:
     def add_grad_rule(self, rule: GradRule) -> None:
         """Add a grad rule.
 
+        Args:
+            rule: the grad rule.
+
         Raises:
             RegistrationError: the owner has one for the symbol, and `override` is not set.
         """
         self._put(self._grad_rules, rule)
 
     def implementation(self, owner: str, symbol: str) -> ImplementationEntry | None:
-        """Return the implementation of an owner for a symbol; None if there is none."""
+        """Look up an implementation.
+
+        Args:
+            owner: the name of an executor.
+            symbol: the name of a symbol.
+
+        Returns:
+            The implementation; None if there is none.
+        """
         return self._implementations.get((owner, symbol))
 
     def grad_rule(self, owner: str, symbol: str) -> GradRule | None:
-        """Return the grad rule of an owner for a symbol; None if there is none."""
+        """Look up a grad rule.
+
+        Args:
+            owner: the name of an executor or a plugin.
+            symbol: the name of a symbol.
+
+        Returns:
+            The grad rule; None if there is none.
+        """
         return self._grad_rules.get((owner, symbol))
 
     def implementations_of(self, owner: str) -> Mapping[str, ImplementationEntry]:
-        """Return the implementations of an owner, by symbol name."""
+        """List the implementations of an owner.
+
+        Args:
+            owner: the name of an executor.
+
+        Returns:
+            The implementations, by symbol name.
+        """
         return {
             entry.symbol: entry for entry in self._implementations.values() if entry.owner == owner
         }
 
     def grad_rules_of(self, owner: str) -> Mapping[str, GradRule]:
-        """Return the grad rules of an owner, by symbol name."""
+        """List the grad rules of an owner.
+
+        Args:
+            owner: the name of an executor or a plugin.
+
+        Returns:
+            The grad rules, by symbol name.
+        """
         return {rule.symbol: rule for rule in self._grad_rules.values() if rule.owner == owner}
 
     @property
@@ -145,7 +181,14 @@ class Registry:
         return frozenset(owner for owner, _ in self._grad_rules)
 
     def merge(self, other: Registry) -> None:
-        """Add all registrations of another registry."""
+        """Add all registrations of another registry.
+
+        Args:
+            other: the other registry.
+
+        Raises:
+            RegistrationError: both have one of an owner for a symbol, and `override` is not set.
+        """
         for entry in other._implementations.values():
             self.add_implementation(entry)
         for rule in other._grad_rules.values():
@@ -280,12 +323,26 @@ class Table(Shown):
         return shortened(text)
 
     def install_implementations(self, registry: Registry) -> None:
-        """Add the declared implementations to a registry."""
+        """Add the declared implementations to a registry.
+
+        Args:
+            registry: the registry that a hook receives.
+
+        Raises:
+            RegistrationError: the owner has one for the symbol, and `override` is not set.
+        """
         for entry in self.implementations.values():
             registry.add_implementation(entry)
 
     def install_grad_rules(self, registry: Registry) -> None:
-        """Add the declared grad rules to a registry."""
+        """Add the declared grad rules to a registry.
+
+        Args:
+            registry: the registry that a hook receives.
+
+        Raises:
+            RegistrationError: the owner has one for the symbol, and `override` is not set.
+        """
         for rule in self.grad_rules.values():
             registry.add_grad_rule(rule)
 
