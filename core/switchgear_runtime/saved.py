@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from switchgear_core.grad.partition import Partitioned
-from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.proxy import TensorProxy, bytes_of
 from switchgear_core.ir.symbol import RECOMPUTED, BoundSymbol, proxies
 
 
@@ -42,9 +42,10 @@ def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
     maker = {proxy.name: item for item in parts.forward.bound_symbols for proxy in item.outputs}
     readers: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for item in parts.backward.bound_symbols:
-        reader = item.symbol.name + (" (recomputed)" if RECOMPUTED in item.tags else "")
         for name in {proxy.name for proxy in item.inputs}:
-            readers[name][reader] += 1
+            readers[name][
+                item.symbol.name + (" (recomputed)" if RECOMPUTED in item.tags else "")
+            ] += 1
     values = {item.inputs[0].name: item.outputs[0] for item in parts.unpacked}
     for item in parts.unpacked:
         readers[item.inputs[0].name] = readers[item.outputs[0].name]
@@ -58,8 +59,10 @@ def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
         reason = _reason(value, made, parts)
         reason += "; it is returned as well" if value.name in returned else ""
         alive = made is None and value.name not in parts.overwritten
-        rest = alive, origin, reason, tuple(readers[proxy.name].items())
-        found.append(Saved(value.name, proxy.type_string, proxy.bytes, *rest))
+        by = tuple(readers[proxy.name].items())
+        found.append(
+            Saved(value.name, proxy.type_string, bytes_of(proxy), alive, origin, reason, by)
+        )
     return tuple(found)
 
 

@@ -63,14 +63,17 @@ def test_a_strided_view_of_what_is_overwritten_is_not_made_again_of_the_copy() -
 @in_turn(
     facts__price=[
         ({}, 24 * 16),
+        ({"fused": True}, 24 * 16),
         ({"returned": frozenset({"own"})}, 24 * 16 // 64),
         ({"transient": frozenset({"own"})}, None),
     ],
 )
 def test_the_price_of_saving_a_value(facts: dict[str, Any], price: int | None) -> None:
     item = line(lambda x: x.exp(), "exp")
-    named = {key: frozenset({item.output.name}) for key in facts}
-    assert prices(False, **named).saving(item.output, item) == price
+    named: dict[str, Any] = {
+        key: frozenset({item.output.name}) if value == {"own"} else value for key, value in facts.items()
+    }
+    assert prices(**named).saving(item.output, item) == price
     assert prices().saving(item.output, None) == 24 * 16
 
 
