@@ -81,9 +81,7 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
     try:
         from switchgear_memory import ByOption, extra  # noqa: PLC0415 - a plugin, which may be missing
     except ImportError as error:
-        raise InvalidInput(
-            "sg.plan needs the plugin switchgear_memory: pip install switchgear"
-        ) from error
+        raise InvalidInput("sg.plan needs switchgear_memory: pip install switchgear") from error
     compiler = compiler_for(function)
     selection = replace(undecided(compiler.selection, []), savings=AS_EAGER)
     entry = compiler.examined(selection, args, kwargs)

@@ -9,7 +9,7 @@ solution is chosen. "lean" is a budget, too: half of the bytes of "balanced", or
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 
@@ -19,9 +19,9 @@ from switchgear_core.errors import InvalidInput
 from switchgear_core.grad.partition import recomputed
 from switchgear_core.grad.recompute import links_again
 from switchgear_core.ir.dead_code import live
-from switchgear_core.ir.proxy import TensorProxy, bytes_of
+from switchgear_core.ir.proxy import bytes_of
 from switchgear_core.ir.symbol import RECOMPUTED, BoundSymbol, proxies
-from switchgear_core.ir.trace import Trace
+from switchgear_core.ir.trace import Names, Trace
 from switchgear_core.registry.savings import AS_EAGER, Body, Problem, Saving
 from switchgear_memory.budget import Budget, within
 from switchgear_memory.costs import cost
@@ -97,7 +97,6 @@ class _Solver:
     """Solutions of one problem; with executors that fuse, at the prices of fused lines."""
 
     problem: Problem
-    flags: dict[str, TensorProxy] = field(default_factory=dict)
 
     @cached_property
     def body(self) -> Body:
@@ -125,27 +124,19 @@ class _Solver:
         """Return the solution of the lowest price."""
         body = self.body if fused else self.problem.forward
         prices = Prices.of(self.problem, body, fused=fused)
-        return self._priced(body, prices, to_save(body, self.problem.read, prices))
+        return self._solution(Saving(to_save(body, self.problem.read, prices), body, prices.reason, self.packed))
 
     def _within(self, budget: Budget) -> _Solution:
         prices = Prices.of(self.problem, self.body, fused=self.problem.fuses, is_budget=True)
         saved = within(self.body, self.problem.read, self.problem.later, prices, budget)
-        return self._priced(self.body, prices, saved)
+        return self._solution(Saving(saved, self.body, prices.reason, self.packed))
 
-    def _priced(self, body: Body, prices: Prices, saved: frozenset[str]) -> _Solution:
-        lines = {one.name: item for item in body for one in item.outputs if prices.narrows(one, item)}
-        packed = {name: self._packed(lines[name]) for name in saved & lines.keys()}
-        return self._solution(Saving(saved, body, prices.reason, packed))
-
-    def _packed(self, line: BoundSymbol) -> tuple[BoundSymbol, BoundSymbol]:
-        """Return the lines that save zeros and ones as booleans, and restore them."""
-        (drawn,) = line.outputs
-        if drawn.name not in self.flags:
-            name = self.problem.names.claim(f"{drawn.name}_as_bool")
-            self.flags[drawn.name] = replace(drawn, name=name, dtype=torch.bool)
-        flags = self.flags[drawn.name]
-        unpack = BoundSymbol(CAST, (flags,), {"dtype": drawn.dtype}, drawn, source=line.source, links=links_again(line))
-        return BoundSymbol(CAST, (drawn,), {"dtype": torch.bool}, flags), unpack
+    @cached_property
+    def packed(self) -> dict[str, tuple[BoundSymbol, BoundSymbol]]:
+        """For zeros and ones, by name, the line that makes them booleans and the line that restores them."""
+        prices = Prices.of(self.problem, self.problem.forward)
+        drawn = [item for item in self.problem.forward if item.outputs and prices.narrows(item.outputs[0], item)]
+        return {item.outputs[0].name: _packed(item, self.problem.names) for item in drawn}
 
     def _solution(self, saving: Saving) -> _Solution:
         problem = self.problem
@@ -155,3 +146,10 @@ class _Solver:
         packed = {name: unpack.inputs[0] for name, (_, unpack) in saving.packed.items()}
         size = bytes_of(*(packed.get(name, proxy) for name, proxy in values.items() if name not in alive))
         return _Solution(saving, size, tuple([item for item in lines if RECOMPUTED in item.tags]))
+
+
+def _packed(line: BoundSymbol, names: Names) -> tuple[BoundSymbol, BoundSymbol]:
+    (drawn,) = line.outputs
+    flags = replace(drawn, name=names.claim(f"{drawn.name}_as_bool"), dtype=torch.bool)
+    unpack = BoundSymbol(CAST, (flags,), {"dtype": drawn.dtype}, drawn, source=line.source, links=links_again(line))
+    return BoundSymbol(CAST, (drawn,), {"dtype": torch.bool}, flags), unpack

@@ -49,7 +49,7 @@ class Prices:
     transient: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, problem: Problem, body: Body, *, fused: bool, is_budget: bool = False) -> Prices:
+    def of(cls, problem: Problem, body: Body, fused: bool = False, is_budget: bool = False) -> Prices:
         """Return the prices of a problem, where the lines of `body` may run again."""
         returned = frozenset(proxy.name for proxy in proxies(problem.trace.outputs[: problem.count]))
         transient = _names(body) - _names(problem.forward)

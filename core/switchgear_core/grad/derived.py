@@ -42,7 +42,7 @@ class Template:
     grads: Grads
 
 
-_CACHE: OrderedDict[Any, Template] = OrderedDict()
+_CACHE: OrderedDict[object, Template] = OrderedDict()
 _CACHE_SIZE = 4096
 
 

@@ -102,13 +102,9 @@ def partition(
             copies[proxy.name] = BoundSymbol(_CLONE, (proxy,), {}, twin)
         saved.append(proxy)
     kept = (copies[proxy.name].output if proxy.name in copies else proxy for proxy in left.values())
-    trace = replace(
-        joint.trace,
-        name="forward",
-        inputs=joint.trace.inputs[: len(joint.trace.inputs) - len(halves.given)],
-        outputs=(*outputs, *kept),
-        bound_symbols=(*(unlinked(item) for item in forward), *copies.values()),
-    )
+    inputs = joint.trace.inputs[: len(joint.trace.inputs) - len(halves.given)]
+    trace = replace(joint.trace, name="forward", inputs=inputs, outputs=(*outputs, *kept))
+    trace = replace(trace, bound_symbols=(*map(unlinked, forward), *copies.values()))
     backward = halves.backward((*unpacked, *again), tuple(saved))
     return Partitioned(trace, backward, tuple(saved), tuple(unpacked), copied, saving.reason)
 
@@ -173,62 +169,46 @@ class _Halves:
     ) -> None:
         trace = self.trace = joint.trace
         self.grads = trace.outputs[joint.count :]
+        grads = tuple(proxies(self.grads))
         self.given = tuple(proxies(joint.grad_outputs))
         body = tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags)
         also = (proxy for item in body for proxy in item.outputs if proxy.name in kept)
         body = live(body, (*proxies(trace.outputs[: joint.count]), *also))
         ran = frozenset(body)
-        rest = live(
-            tuple(item for item in trace.bound_symbols if item not in ran), proxies(self.grads)
-        )
+        rest = live(tuple(item for item in trace.bound_symbols if item not in ran), grads)
         self.names = Names(names_of(trace))
-        self.forward, self.later = recompute(
-            body, rest, tuple(proxies(self.grads)), self.names, known
-        )
-        made = {proxy.name for item in self.forward for proxy in item.outputs}.union(
-            p.name for p in trace.inputs
-        )
+        self.forward, self.later = recompute(body, rest, grads, self.names, known)
+        made = {proxy.name for item in self.forward for proxy in item.outputs}
+        made.update(proxy.name for proxy in trace.inputs)
         own = {proxy.name for item in self.later for proxy in item.outputs}
         own.update(trace.tensors, (proxy.name for proxy in self.given))
-        used = (*(proxy for item in self.later for proxy in item.inputs), *proxies(self.grads))
+        used = (*(proxy for item in self.later for proxy in item.inputs), *grads)
         read = (*used, *(proxy for proxy in joint.kept if proxy.name in made))
         self.read = tuple({p.name: p for p in read if p.name not in own}.values())
 
     def backward(self, again: Body, saved: tuple[TensorProxy, ...]) -> Trace:
         """Return the backward that takes `saved`, and recomputes the lines of `again` that it needs."""
         body = _just_in_time(live((*again, *self.later), proxies(self.grads)))
-        return replace(
-            self.trace,
-            name="backward",
-            inputs=(*saved, *self.given),
-            outputs=self.grads,
-            bound_symbols=body,
-            numbers=tuple(NumberProxy(number.name) for number in self.trace.numbers),
-        )
+        inputs = (*saved, *self.given)
+        numbers = tuple(NumberProxy(number.name) for number in self.trace.numbers)
+        trace = replace(self.trace, name="backward", inputs=inputs, outputs=self.grads)
+        return replace(trace, bound_symbols=body, numbers=numbers)
 
 
 def recomputed(
     forward: Body, read: Iterable[TensorProxy], saved: Collection[str]
-) -> tuple[tuple[BoundSymbol, ...], dict[str, TensorProxy]]:
+) -> tuple[Body, dict[str, TensorProxy]]:
     """Return the forward lines that recompute unsaved values of `read`, and the values that lines and reader take."""
     needed = {proxy.name: proxy for proxy in read}
     again: list[BoundSymbol] = []
     for item in reversed(forward):
-        if not item.is_random and any(
-            p.name in needed and p.name not in saved for p in item.outputs
-        ):
+        lacks = any(p.name in needed and p.name not in saved for p in item.outputs)
+        if lacks and not item.is_random:
             needed.update((proxy.name, proxy) for proxy in item.inputs)
-            again.append(
-                replace(
-                    item,
-                    links=links_again(item),
-                    tags=item.tags if is_view(item) else item.tags | {RECOMPUTED},
-                )
-            )
+            tags = item.tags if is_view(item) else item.tags | {RECOMPUTED}
+            again.append(replace(item, links=links_again(item), tags=tags))
     made = {proxy.name for item in again for proxy in item.outputs}
-    return tuple(reversed(again)), {
-        name: proxy for name, proxy in needed.items() if name not in made
-    }
+    return tuple(again[::-1]), {name: one for name, one in needed.items() if name not in made}
 
 
 def _just_in_time(body: Body) -> Body:
@@ -238,11 +218,8 @@ def _just_in_time(body: Body) -> Body:
     place = [late] * len(body)
     first: dict[str, int] = {}
     for index in range(late - 1, -1, -1):
-        place[index] = (
-            index
-            if stays[index]
-            else min((first.get(p.name, late) for p in body[index].outputs), default=late)
-        )
+        reader = min((first.get(p.name, late) for p in body[index].outputs), default=late)
+        place[index] = index if stays[index] else reader
         for proxy in body[index].inputs:
             first[proxy.name] = min(first.get(proxy.name, late), place[index])
     order = sorted(range(late), key=lambda index: (place[index], stays[index], index))
@@ -252,6 +229,4 @@ def _just_in_time(body: Body) -> Body:
 def unlinked(item: BoundSymbol) -> BoundSymbol:
     """Return a line of the forward without links; only gradients themselves keep links."""
     links = item.links if INNER_GRADIENT in item.tags else ()
-    return changed(
-        item, links=links, subsymbols=tuple([unlinked(part) for part in item.subsymbols])
-    )
+    return changed(item, links=links, subsymbols=tuple(map(unlinked, item.subsymbols)))

@@ -60,23 +60,16 @@ def recompute(
     if not any(map(region_of, (*forward, *backward))):
         return forward, backward
     fixed = {proxy.name for proxy in grads}
+    inside = [item for item in backward if BACKWARD not in item.tags and region_of(item)]
     # lines of a region that only the backward needs, although without gradient: they move with the region
-    moved = tuple(
-        item
-        for item in backward
-        if BACKWARD not in item.tags
-        and region_of(item)
-        and fixed.isdisjoint(proxy.name for proxy in item.outputs)
-    )
-    away = {id(item) for item in moved}
-    later = tuple(item for item in backward if id(item) not in away)
-    regions = _Regions(
-        (*forward, *moved), {proxy.name for item in forward for proxy in item.outputs}, names, known
-    )
+    moved = [item for item in inside if fixed.isdisjoint(proxy.name for proxy in item.outputs)]
+    savable = {proxy.name for item in forward for proxy in item.outputs}
+    regions = _Regions((*forward, *moved), savable, names, known)
     for name in fixed:
         regions.read(name, None)
-    sources, later = regions.run(later)
-    return tuple(item for item in sources if id(item) not in away), later
+    away = frozenset(moved)
+    sources, later = regions.run(tuple(item for item in backward if item not in away))
+    return tuple(item for item in sources if item not in away), later
 
 
 @dataclass(slots=True, eq=False)
@@ -129,13 +122,10 @@ class _Regions:
             groups[region_of(item)].append(item)
         for (region, device), state in states.items():
             groups[region] = self._redrawn(groups[region], state, device)
-        first = {id(item): at for at, item in draws.items()}
-        sources = [
-            line
-            for item in self.sources
-            for line in ([_state_line(item, states[first[id(item)]])] if id(item) in first else [])
-            + [item]
-        ]
+        firsts = {item: states[at] for at, item in draws.items()}
+        sources: list[BoundSymbol] = []
+        for item in self.sources:
+            sources += [_state_line(item, firsts[item]), item] if item in firsts else [item]
         return tuple(sources), _placed(groups, later)
 
     def _select(self) -> tuple[list[BoundSymbol], dict[tuple[str, torch.device], BoundSymbol]]:
@@ -174,22 +164,13 @@ class _Regions:
         self, group: list[BoundSymbol], state: TensorProxy, device: torch.device
     ) -> list[BoundSymbol]:
         """Return a group whose draws from a device's generator begin at `state`, and which restores the stream."""
-        places = [
-            index
-            for index, item in enumerate(group)
-            if item.is_random and item.outputs[0].device == device
-        ]
-        first, last = group[places[0]], group[places[-1]]
+        draws = [item for item in group if item.is_random and item.outputs[0].device == device]
+        first, last = draws[0], draws[-1]
         before, after = (replace(state, name=self.names.fresh()) for _ in range(2))
         enter = replace(_state_line(first, before), symbol=SWAP_RANDOM_STATE, args=(state, device))
         leave = replace(_state_line(last, after), symbol=SWAP_RANDOM_STATE, args=(before, device))
-        return [
-            *group[: places[0]],
-            enter,
-            *group[places[0] : places[-1] + 1],
-            leave,
-            *group[places[-1] + 1 :],
-        ]
+        start, end = group.index(first), group.index(last) + 1
+        return [*group[:start], enter, *group[start:end], leave, *group[end:]]
 
 
 def _placed(groups: dict[str | None, list[BoundSymbol]], later: Body) -> Body:
@@ -214,17 +195,8 @@ def _placed(groups: dict[str | None, list[BoundSymbol]], later: Body) -> Body:
 
 def _state_line(item: BoundSymbol, state: TensorProxy) -> BoundSymbol:
     """Return a line for the state of a generator just before a bound symbol draws from it."""
-    tags = item.tags & _TAGS | {RANDOM}
-    return BoundSymbol(
-        RANDOM_STATE,
-        (item.outputs[0].device,),
-        {},
-        state,
-        (),
-        item.source,
-        tags=tags,
-        links=item.links,
-    )
+    line = BoundSymbol(RANDOM_STATE, (item.outputs[0].device,), {}, state, source=item.source)
+    return replace(line, tags=item.tags & _TAGS | {RANDOM}, links=item.links)
 
 
 def _state_name(region: str, device: torch.device) -> str:

@@ -86,9 +86,8 @@ def is_view(item: BoundSymbol) -> bool:
 
 def _shares(leaf: BoundSymbol) -> bool:
     base = aliased_argument(leaf)
-    return base is not None and (
-        base.requires_grad or not any(proxy.requires_grad for proxy in leaf.outputs)
-    )
+    has_history = any(proxy.requires_grad for proxy in leaf.outputs)
+    return base is not None and (base.requires_grad or not has_history)
 
 
 def written_arguments(bound_symbol: BoundSymbol) -> tuple[TensorProxy, ...]:

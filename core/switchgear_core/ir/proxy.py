@@ -190,9 +190,8 @@ def bytes_of(*values: TensorProxy) -> int:
 def is_dense(proxy: TensorProxy) -> bool:
     """Check whether a layout has neither holes nor repeats, so that a sum has the layout of its terms."""
     step = 1
-    for size, stride in sorted(
-        zip(proxy.shape, proxy.stride, strict=True), key=lambda pair: pair[1]
-    ):
+    pairs = zip(proxy.shape, proxy.stride, strict=True)
+    for size, stride in sorted(pairs, key=lambda pair: pair[1]):
         if size != 1 and stride != step:
             return False
         step *= max(size, 1)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from switchgear_core.ir.aliasing import storages
 from switchgear_core.ir.dead_code import live
@@ -36,7 +35,7 @@ def common_subexpressions(
     home = storages(trace.bound_symbols)
     returned = {proxy.name for proxy in outputs}
     escaping = {home.get(name, name) for name in returned}
-    first: dict[Any, int] = {}
+    first: dict[object, int] = {}
     merged: dict[str, TensorProxy] = {}
     body: list[BoundSymbol] = []
     for call in trace.bound_symbols:

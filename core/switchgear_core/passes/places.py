@@ -14,7 +14,7 @@ from switchgear_core.ir.symbol import BoundSymbol, with_parts
 from switchgear_core.ir.trace import Trace
 
 #: Sizes, strides and offset in memory; or the calls that make the view, if a number is symbolic.
-Place: TypeAlias = tuple[Any, ...]
+Place: TypeAlias = tuple[object, ...]
 
 
 class Places:
@@ -127,6 +127,6 @@ def extent(proxy: TensorProxy, shift: int) -> tuple[int, int]:
     return start, start if 0 in proxy.shape else start + sum(steps) + 1
 
 
-def strides(proxy: TensorProxy) -> tuple[Any, ...]:
+def strides(proxy: TensorProxy) -> tuple[object, ...]:
     """Return the strides, symbolic strides as written: sizes stay undecided."""
     return proxy.layout[1][len(proxy.shape) :][: len(proxy.shape)]  # type: ignore[no-any-return]

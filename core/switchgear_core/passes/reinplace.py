@@ -387,7 +387,7 @@ class _Plan:
         return proxy.name, views
 
 
-def _kind(proxy: TensorProxy) -> tuple[Any, ...]:
+def _kind(proxy: TensorProxy) -> tuple[object, ...]:
     sizes = proxy.layout[1][: len(proxy.shape)]
     return sizes, proxy.dtype, proxy.device, proxy.is_conj, proxy.is_neg
 
