@@ -26,7 +26,8 @@ class Counter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.steps += 1
-        return self.linear(x) * self.scale + self.config["shift"]
+        y: Tensor = self.linear(x) * self.scale + self.config["shift"]
+        return y
 
 
 class Scaled(nn.Module):
@@ -39,7 +40,8 @@ class Scaled(nn.Module):
         self.config = {"shift": 0.5}
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) * self.scale + self.config["shift"]
+        y: Tensor = self.linear(x) * self.scale + self.config["shift"]
+        return y
 
 
 class Remembering(nn.Module):
@@ -51,7 +53,7 @@ class Remembering(nn.Module):
         self.seen: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x) + sum(self.seen[-1:], torch.zeros(4))
+        y: Tensor = self.linear(x) + sum(self.seen[-1:], torch.zeros(4))
         self.seen.append(y.detach())
         return y
 
@@ -70,7 +72,8 @@ class Cached(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.cache[self.position] = self.linear(x).detach().mean(0)
         self.position += 1
-        return self.linear(x) + self.cache.sum(0)
+        y: Tensor = self.linear(x)
+        return y + self.cache.sum(0)
 
 
 class Branching(nn.Module):
@@ -81,13 +84,13 @@ class Branching(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.linear(x)
+        y: Tensor = self.linear(x)
         if self.training and y.sum() > 0:
             return y * 2
         return y - 1
 
 
-def gpt2() -> nn.Module:
+def gpt2() -> Any:
     import transformers
 
     config = transformers.GPT2Config(

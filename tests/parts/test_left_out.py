@@ -11,14 +11,15 @@ import pytest
 import switchgear as sg
 from conftest import shipped
 from switchgear_core.registry import parts
+from switchgear_core.registry.hookspecs import PARTS
 from tests.parts.ordinary import CASES, compare
 
-SHIPPED = [entry.name for entry in shipped(group=parts.PARTS) if entry.dist and entry.dist.name == "switchgear"]
+SHIPPED = [entry.name for entry in shipped(group=PARTS) if entry.dist and entry.dist.name == "switchgear"]
 LEFT_OUT = {**{f"without {name}": {name} for name in SHIPPED}, "the core alone": {*SHIPPED}}
 
 
 def without(names: set[str], *, group: str) -> list[EntryPoint]:
-    return [entry for entry in shipped(group=group) if group != parts.PARTS or entry.name not in names]
+    return [entry for entry in shipped(group=group) if group != PARTS or entry.name not in names]
 
 
 @pytest.fixture(params=LEFT_OUT)
