@@ -11,7 +11,10 @@ PAGE = ROOT / "docs" / "architecture.md"
 CORE = ROOT / "core"
 TEXT = PAGE.read_text()
 #: The folders that its paths start from.
-PLACES = (ROOT, CORE, CORE / "switchgear_core", CORE / "switchgear_frontend", CORE / "switchgear_runtime")
+PLACES = (
+    *(ROOT, ROOT / "plugins", CORE, CORE / "switchgear_core"),
+    *(CORE / "switchgear_frontend", CORE / "switchgear_runtime"),
+)
 
 
 def test_it_is_short() -> None:
@@ -36,5 +39,5 @@ def test_what_it_names_is_there() -> None:
 
 
 def test_every_folder_is_named() -> None:
-    folders = {path.name for place in PLACES[1:3] for path in place.iterdir() if path.is_dir()} - {"__pycache__"}
+    folders = {path.name for place in PLACES[2:4] for path in place.iterdir() if path.is_dir()} - {"__pycache__"}
     assert not [folder for folder in folders if f"{folder}/`" not in TEXT]

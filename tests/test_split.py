@@ -20,10 +20,9 @@ from torch.utils.checkpoint import checkpoint
 
 import switchgear as sg
 from switchgear.errors import DataDependent, FallbackWarning, Unsupported
-from switchgear.jitting import dynamo_backend
-from switchgear_core import torch_private as internals
-from switchgear_runtime import split as splitting
-from switchgear_runtime.doubts import Doubts
+from switchgear_dynamo import dynamo_backend
+from switchgear_dynamo import split as splitting
+from switchgear_dynamo.doubts import Doubts
 from switchgear_runtime.last_call import compiler_of
 from switchgear_tools.explain import explained_split
 from tests.falling_back import fallback_told
@@ -302,7 +301,7 @@ def test_calls_without_gradients_run_what_is_faster(parts: float, monkeypatch: p
         itself += 1
         return x * 2
 
-    monkeypatch.setattr(internals, "taken_apart", lambda *_: run_parts)
+    monkeypatch.setattr(splitting, "taken_apart", lambda *_: run_parts)
     clock = types.SimpleNamespace(perf_counter=lambda: split_up * parts + itself)
     monkeypatch.setattr(splitting, "time", clock)
     apart = splitting.Split(run_itself, lambda *_: None, None)  # type: ignore[arg-type]

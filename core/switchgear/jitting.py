@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, Unpack, overload
 
-import torch
 from torch import nn
 
 from switchgear.options import Options, warn_of_unknown_variables
@@ -29,8 +28,6 @@ from switchgear_runtime.jitted import (
     R,
     jitted_module,
 )
-from switchgear_runtime.last_call import compiler_of
-from switchgear_runtime.split import graph_runner
 
 
 @overload
@@ -119,26 +116,3 @@ def _check_function(function: object) -> None:
             f"{getattr(function, '__qualname__', function)!s} is a coroutine function, whose call only makes a "
             "coroutine; give sg.jit the functions that it calls between awaits"
         )
-
-
-def dynamo_backend(
-    graph: torch.fx.GraphModule, inputs: Sequence[object], options: dict[str, object] | None = None
-) -> Callable[..., object]:
-    """Compile a graph of `torch.compile(backend="switchgear")`.
-
-    Args:
-        graph: the graph that TorchDynamo captured.
-        inputs: its example inputs.
-        options: options of `sg.jit`.
-
-    Returns:
-        A function of the graph's inputs.
-    """
-
-    def compile_graph(
-        graph: torch.fx.GraphModule, dynamic: Mapping[str, frozenset[int]], name: str
-    ) -> Compiler:
-        chosen: dict[str, Any] = {"fallback": "eager", "dynamic": dynamic, **(options or {})}
-        return compiler_of(jit(graph, **chosen))
-
-    return graph_runner(graph, inputs, compile_graph)[1]

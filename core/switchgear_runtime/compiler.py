@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from switchgear_runtime.frontends import FrontendEntry, capture_by_parts
 from switchgear_runtime.jitted import MISSES
 from switchgear_runtime.module_state import is_uninitialised
 from switchgear_runtime.prologue import MISS
-from switchgear_runtime.split import Split
+from switchgear_runtime.splitting import Splitting
 from switchgear_runtime.tracebacks import place_of
 from switchgear_runtime.varying import VaryingSizes, kind_of
 
@@ -82,8 +81,8 @@ class Compiler:
         self.strict: bool = options["strict"] or options["fallback"] == "error"
         self._fallback: str = options["fallback"]
         self._is_part: bool = options.get("is_part", False)
-        #: Functions as split by TorchDynamo, by function: a module's forward may be replaced.
-        self.splits: dict[Callable[..., object], Split] = {}
+        #: Functions as split, by function: a module's forward may be replaced.
+        self.splits: dict[Callable[..., object], Splitting] = {}
         sizes = options["cache_size"], options["recompile_limit"]
         self.cache = Cache(self.name, *sizes, function)
         self.fallbacks = Fallbacks(self.name, *sizes)
@@ -191,10 +190,11 @@ class Compiler:
             finally:
                 failure = None  # its traceback holds this frame, and so the arguments
         assert isinstance(found, Fallback)
-        splits = self._fallback == "split" and found.error.splits and self._can_be_split()
-        split = self._split((args, kwargs)) if splits else None
+        may_split = self._fallback == "split" and found.error.splits
+        split = self._split((args, kwargs)) if may_split else None
         doubt = split.trust() if split is not None else ""
-        self.fallbacks.count(found, splits and not doubt, self._fallback == "quiet", doubt)
+        is_split = split is not None and not doubt
+        self.fallbacks.count(found, is_split, self._fallback == "quiet", doubt)
         return (self.function if split is None or doubt else split.run)(*args, **kwargs)
 
     def take_turns(
@@ -243,17 +243,23 @@ class Compiler:
         found = fresh._find(args, kwargs, {})
         return found if isinstance(found, Fallback) else found[0]
 
-    def _can_be_split(self) -> bool:
-        is_python = isinstance(self.function, (types.FunctionType, types.MethodType))
-        return is_python and not internals.tracing() and internals.can_take_apart()
-
-    def _split(self, call: object) -> Split:
-        """Return the function as split by TorchDynamo, inspected with the arguments of its first call."""
+    def _split(self, call: object) -> Splitting | None:
+        """Return the function as split, inspected with the arguments of its first call; None if no part splits it."""
+        if internals.tracing():
+            return None
         function = getattr(self.function, "now", lambda: self.function)()
         if function not in self.splits:
-            dynamic = True if self.dynamic is True else None
-            name = getattr(self.function, "__qualname__", "")
-            self.splits[function] = Split(function, self._compile_graph, dynamic, call, name)
+            split = self.selection.parts.first(
+                "switchgear_split",
+                function=function,
+                compile_graph=self._compile_graph,
+                dynamic=True if self.dynamic is True else None,
+                call=call,
+            )
+            if split is None:
+                return None
+            split.name = getattr(self.function, "__qualname__", "") or split.name
+            self.splits[function] = split
         return self.splits[function]
 
     def _alike(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Fallback | None:

@@ -12,7 +12,7 @@ from switchgear_runtime.compiler import Compiler
 from switchgear_runtime.entry import Entry
 from switchgear_runtime.jitted import JitFunction, JitModule
 from switchgear_runtime.last_call import compiler_of, why_no_entry
-from switchgear_runtime.split import Split
+from switchgear_runtime.splitting import Splitting
 from switchgear_tools.before_call import facts_before
 from switchgear_tools.entries import bytes_in_eager, programs_of, saved_by, sizes_of
 from switchgear_tools.explanation import Explanation
@@ -157,7 +157,7 @@ def _calls(compiler: Compiler) -> ExplainedCalls:
     return ExplainedCalls(compiler.calls, len(compiler.cache.reasons), tuple(fallbacks), splits)
 
 
-def explained_split(split: Split) -> ExplainedSplit:
+def explained_split(split: Splitting) -> ExplainedSplit:
     """Return the facts about a function that TorchDynamo split."""
     graphs = [
         ExplainedGraph(graph.line, graph.operators, graph.is_compiled, tuple(graph.refusals))

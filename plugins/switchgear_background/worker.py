@@ -30,6 +30,7 @@ from switchgear_core.passes.pipeline import fused
 from switchgear_core.record.lock import compiles
 from switchgear_core.record.sizes import symbolic
 from switchgear_core.registry.answers import Answers, as_json
+from switchgear_core.registry.options import in_force
 from switchgear_core.registry.parts import installed_parts
 from switchgear_core.registry.plugins import installed
 from switchgear_core.registry.selection import Selection, select
@@ -121,7 +122,9 @@ def _selection(task: dict[str, Any], answers: Answers) -> Selection:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unavailable executors are reported elsewhere
         team = pickle.loads(task["team"])
-        selection = select(installed(team), team, {"compile": "now"}, installed_parts())
+        parts = installed_parts()
+        settings = in_force(parts.options, {"compile": "now"}, {})
+        selection = select(installed(team), team, settings, parts)
     names = task["passes"]
     return replace(
         selection,

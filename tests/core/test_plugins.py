@@ -17,7 +17,7 @@ import torch
 import switchgear as sg
 from conftest import shipped
 from switchgear.errors import PluginWarning, RegistrationError
-from switchgear_core.registry import plugins, trying
+from switchgear_core.registry import parts, plugins, trying
 from switchgear_core.registry.plugin import PluginStatus
 from switchgear_core.registry.plugins import Discovery, Plugins, load
 from switchgear_tools.cli import main
@@ -385,7 +385,7 @@ def test_installed_is_discovered_once_and_cached(site: Site, monkeypatch: pytest
     site.add("mine", executor_plugin("mine"))
     monkeypatch.setattr(plugins, "entry_points", lambda *, group: site.entry_points())
     assert plugins.installed() is plugins.installed()
-    assert sg.plugin_report() == plugins.installed().report
+    assert sg.plugin_report() == (*plugins.installed().report, *parts.installed_parts().report)
     assert names(plugins.installed()) == ["mine"]
 
 
@@ -397,7 +397,8 @@ def test_a_crash_or_hang_of_an_import_is_a_row_of_the_report(
     monkeypatch.setattr(plugins, "entry_points", lambda *, group: [crashing])
     with pytest.warns(PluginWarning, match="plugin crashing 1.0 is not used"):
         assert main(["plugins", "--json"]) == 1
-    (row,) = json.loads(capsys.readouterr().out)["plugins"]
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["plugins"]}
+    row = rows["crashing"]
     assert row["status"] == "failed"
     assert re.search(rf"ended the process by signal {int(signal.SIGSEGV)}, in File .*ctypes", row["error"])
 

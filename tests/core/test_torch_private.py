@@ -31,6 +31,7 @@ from switchgear.errors import Unsupported
 from switchgear_core import torch_private as internals
 from switchgear_core.record.values import metadata_proxy
 from switchgear_core.torch_private import common_fakes, fake_mode
+from switchgear_dynamo import torch_private as splitting
 from tests.core.against_eager import numbers
 from tests.databases.verdict import global_state
 
@@ -89,7 +90,7 @@ def test_a_container_holds_still_until_something_else_lies_in_it(size: int) -> N
 
 
 def test_no_code_is_traced_outside_of_torchdynamo() -> None:
-    assert internals.traced_code() == []
+    assert splitting.traced_code() == []
 
 
 # --- TorchDynamo ---
@@ -127,7 +128,7 @@ def test_taken_apart() -> None:
         return y + factor
 
     torch.compiler.reset()
-    taken = internals.taken_apart(function, backend, notes.append, None)
+    taken = splitting.taken_apart(function, backend, notes.append, None)
     assert torch.equal(taken(torch.ones(2), 2.5), torch.full((2,), 5.0))
     assert sizes == [3, 3]  # of an input, a call and an output: the float is none
     assert notes == ["Call to `torch._dynamo.graph_break()`"]
@@ -1507,7 +1508,7 @@ print(scope["tensor"].__name__)
 
 
 def test_dynamo_is_here() -> None:
-    assert internals.can_take_apart()
+    assert splitting.can_take_apart()
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="Python's dicts have no versions any more")

@@ -383,6 +383,26 @@ def switchgear_build(source: Trace, selection: Any, boxed: bool) -> Building | N
     """
 
 
+@_hookspec(firstresult=True)
+def switchgear_split(
+    function: Callable[..., object],
+    compile_graph: Callable[..., Any],
+    dynamic: bool | None,
+    call: object,
+) -> Any:
+    """Return a function that capture refuses as split into graphs, or None. For parts only.
+
+    Args:
+        function: the function.
+        compile_graph: compiles a graph, given its dynamic dimensions and a name.
+        dynamic: True if sizes vary from the first call on.
+        call: the positional and keyword arguments of the call.
+
+    Returns:
+        A `switchgear_runtime.splitting.Splitting`.
+    """
+
+
 @_hookspec
 def switchgear_remarks(selection: Any) -> Iterable[str]:  # type: ignore[empty-body]
     """Return lines on a call for `explain`. For parts only.

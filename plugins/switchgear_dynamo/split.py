@@ -7,37 +7,20 @@ import re
 import time
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
-from typing import Protocol
 
 import torch
 from torch import fx
-from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
 from switchgear_core.record.attempts import leaves_nothing
 from switchgear_core.record.user_code import is_own_file
-from switchgear_runtime.doubts import Doubts, is_library, of_code
-from switchgear_runtime.entry import Entry
-from switchgear_runtime.fallback import Fallbacks
-
-
-class GraphCompiler(Protocol):
-    """The compiler of one graph."""
-
-    fallbacks: Fallbacks
-    last: Entry | None
-
-    def __call__(self, *args: object) -> object:
-        """Run the graph."""
-
-
-#: A function that compiles a graph, given the dynamic dimensions of tensor parameters, and a name.
-CompileGraph = Callable[[fx.GraphModule, Mapping[str, frozenset[int]], str], GraphCompiler]
-
+from switchgear_dynamo.doubts import Doubts, is_library, of_code
+from switchgear_dynamo.graphs import graph_runner
+from switchgear_dynamo.torch_private import taken_apart, traced_code
+from switchgear_runtime.splitting import CompileGraph, Graph
 
 #: Seen with PyTorch 2.13: TorchDynamo continues with the previous dimensions of the tensor.
 _RESHAPES = {"unsqueeze_", "squeeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "resize_"}
@@ -48,27 +31,6 @@ _CONVERSIONS = 16
 
 #: The number of split calls before any is timed, and the number of timed calls per variant.
 WARM, TIMED = 32, 16
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Graph:
-    """A graph that TorchDynamo found, and the number of its calls."""
-
-    compiler: GraphCompiler
-    operators: int
-    #: The first of the user's lines that the graph comes from.
-    line: str = ""
-
-    @property
-    def refusals(self) -> list[str]:
-        """The reasons why the graph runs in eager mode, if any."""
-        reasons = self.compiler.fallbacks.reasons.values()
-        return [str(one).partition("\n")[0] for one in reasons if one.calls]
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether executors ran the graph in every call so far."""
-        return self.compiler.last is not None and not self.refusals
 
 
 class Split:
@@ -117,7 +79,7 @@ class Split:
         own = getattr(self._function, "__func__", self._function)
         state = getattr(own, "__code__", None), getattr(own, "__defaults__", None)
         if self._own is None or any(map(operator.is_not, state, self._own)):
-            parts = internals.taken_apart(
+            parts = taken_apart(
                 _with_own_code(self._function),
                 self._graph,
                 self._note,
@@ -191,11 +153,7 @@ class Split:
 
 
 def _writes(part: torch.nn.Module) -> bool:
-    names = [
-        str(getattr(node.target, "__name__", node.target))
-        for node in _nodes(part)
-        if _is_call(node)
-    ]
+    names = [str(getattr(node.target, "__name__", node.target)) for node in _nodes(part) if _is_call(node)]
     return any(name.endswith("_") and not name.endswith("__") for name in names)
 
 
@@ -214,15 +172,12 @@ def _applies_function(graph: fx.GraphModule) -> bool:
     A later graph is one autograd node. If that node has no gradient for the Function's output, PyTorch runs the
     Function's backward on zeros; eager's graph does not reach the Function.
     """
-    return any(
-        getattr(node.target, "__name__", "") == "autograd_function_apply"
-        for node in graph.graph.nodes
-    )
+    return any(getattr(node.target, "__name__", "") == "autograd_function_apply" for node in graph.graph.nodes)
 
 
 def _doubt_of(graph: fx.GraphModule) -> str:
     """Return why the function of a graph is not split, by the traced code and by the graph; empty if it is."""
-    codes = internals.traced_code()
+    codes = traced_code()
     reason = next(filter(None, map(of_code, codes)), "")
     targets = [node.target for part in graph.modules() for node in _nodes(part) if _is_call(node)]
     if any("flex_attention" in str(target) for target in targets):
@@ -274,58 +229,3 @@ def _nodes(part: object) -> Iterable[fx.Node]:
 
 def _is_call(node: fx.Node) -> bool:
     return node.op.startswith("call_")
-
-
-def graph_runner(
-    graph: fx.GraphModule, inputs: Sequence[object], compile_graph: CompileGraph, name: str = ""
-) -> tuple[GraphCompiler, Callable[..., object]]:
-    """Return the compiler of a TorchDynamo graph, and a callable for the arguments that TorchDynamo passes."""
-    # a copy: TorchDynamo still uses the placeholders of its own graph
-    copy = fx.Graph()
-    copy.output(copy.graph_copy(graph.graph, {}))
-    for node in copy.nodes:
-        if node.target is torch.ops.higher_order.tag_activation_checkpoint:
-            node.target = run_region
-    graph = fx.GraphModule(graph, copy)
-    kept, dynamic = _without_sizes(graph, inputs)
-    # its code is generated now: TorchDynamo's graph would do so in the first call, during the capture
-    compiler = compile_graph(fx.GraphModule(graph, graph.graph), dynamic, name)
-    if len(kept) == len(inputs):
-        return compiler, compiler
-    return compiler, lambda *args: compiler(*[args[index] for index in kept])
-
-
-def run_region(graph: fx.GraphModule, *args: object, **options: object) -> object:
-    """Run a region of `torch.utils.checkpoint` as eager does: TorchDynamo's operator draws new numbers when
-    recomputing."""
-    context_fn = graph.meta.get("_checkpoint_context_fn", noop_context_fn)
-    options |= {"use_reentrant": False, "context_fn": context_fn}
-    return checkpoint(graph, *args, **options)  # type: ignore[arg-type]
-
-
-def _without_sizes(
-    graph: fx.GraphModule, inputs: Sequence[object]
-) -> tuple[list[int], Mapping[str, frozenset[int]]]:
-    """Replace size inputs of a graph by sizes of its tensors; return the other inputs, and the dimensions that vary."""
-    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    dynamic, homes = {}, dict[str, tuple[fx.Node, int]]()
-    for node, given in zip(nodes, inputs, strict=True):
-        # the inputs themselves may belong to the current call, whose sizes are numbers
-        value = node.meta.get("example_value", given)
-        shape: Sequence[object] = value.shape if isinstance(value, torch.Tensor) else ()
-        dims = [dim for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)]
-        if dims:
-            dynamic[str(node.target)] = frozenset(dims)
-        for dim in dims:
-            homes.setdefault(str(shape[dim]), (node, dim))
-    kept = []
-    for index, (node, value) in enumerate(zip(nodes, inputs, strict=True)):
-        if not isinstance(value, torch.SymInt) or str(value) not in homes:
-            kept.append(index)
-            continue
-        with graph.graph.inserting_after(nodes[-1]):
-            node.replace_all_uses_with(graph.graph.call_method("size", homes[str(value)]))
-    dropped = [node for index, node in enumerate(nodes) if index not in kept]
-    for node in dropped:
-        graph.graph.erase_node(node)
-    return kept, dynamic

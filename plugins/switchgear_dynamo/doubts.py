@@ -128,9 +128,7 @@ class Doubts:
         """Return why calls are no longer split, if a method was replaced since; else empty."""
         for owner, name, method in self._methods:
             if owner.get(name) is not method:
-                return (
-                    f"the method {name} of a class was replaced, which TorchDynamo does not notice"
-                )
+                return f"the method {name} of a class was replaced, which TorchDynamo does not notice"
         return ""
 
     def _own(self, owner: Mapping[str, Any]) -> None:
@@ -241,9 +239,7 @@ def _of_value(value: Any) -> str:
         if not issubclass(kind, enum.IntEnum):
             return f"it reaches {kind.__qualname__}, {_A[base]} with operators of its own"
     if isinstance(value, random.Random) and value is not _SHARED:
-        return (
-            "it draws from a random.Random, which TorchDynamo takes for as it was in the first call"
-        )
+        return "it draws from a random.Random, which TorchDynamo takes for as it was in the first call"
     if value is kind and issubclass(kind, weakref.ref):
         return f"it makes weak references: the code {_NAMES['weakref']}"
     made = value.default_factory if isinstance(value, defaultdict) else None
