@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import switchgear as sg
-from switchgear import capture, executors, passes, testing
+from switchgear import capture, executors, parts, passes, testing
 from switchgear_core.registry.parts import installed_parts
 from switchgear_tools.cli import command_line
 
@@ -82,7 +82,7 @@ def test_the_reference_has_every_public_name() -> None:
         {"switchgear.jitting.jit": "switchgear.jit", "switchgear.functional.grad": "switchgear.grad"}.get(n, n)
         for n in shown
     }
-    inside = (capture, executors, passes, testing)
+    inside = (capture, executors, parts, passes, testing)
     names = {f"{module.__name__}.{name}" for module in (sg, *inside) for name in module.__all__}
     results = {name for name in shown if name.startswith("switchgear_tools.")}
     assert shown - {"switchgear_core.registry.hookspecs"} - results == names - {module.__name__ for module in inside}

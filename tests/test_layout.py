@@ -18,6 +18,7 @@ import pytest
 import switchgear
 import switchgear as sg
 from scripts import core_size
+from switchgear import parts
 from switchgear_core import own
 from switchgear_core.ir.symbol import Symbol
 from switchgear_frontend.features import BUILT_IN
@@ -28,7 +29,7 @@ CORE = ROOT / "core"
 EXECUTORS = ROOT / "executors"
 CORE_FILES = core_size.files_of(*core_size.PACKAGES, *core_size.SHIPPED)
 #: The modules of public names beside the top.
-MODULES: tuple[Any, ...] = (sg.capture, sg.executors, sg.passes, sg.testing)
+MODULES: tuple[Any, ...] = (sg.capture, sg.executors, parts, sg.passes, sg.testing)
 PUBLIC = {f"{module.__name__}.{name}" for module in (sg, *MODULES) for name in module.__all__}
 EXECUTOR_FILES = sorted(EXECUTORS.rglob("*.py"))
 PLUGIN_FILES = core_size.files_of(*core_size.SHIPPED)

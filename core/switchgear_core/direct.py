@@ -27,6 +27,7 @@ from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.signature import flatten_arguments
 from switchgear_core.record.structure import Structure, flatten
 from switchgear_core.record.values import metadata_proxy
+from switchgear_core.registry.order import Executors
 from switchgear_core.registry.plugins import installed
 from switchgear_core.registry.selection import select
 
@@ -39,8 +40,8 @@ class DirectFrontend:
     def capture(
         self,
         function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         handlers: Handlers,
     ) -> CapturedCall:
         """Implement `Frontend.capture`."""
@@ -81,7 +82,9 @@ class DirectFrontend:
 
         kind = _kind(leaves, spec, adopted)
 
-        def bind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[torch.Tensor] | None:
+        def bind(
+            args: tuple[object, ...], kwargs: dict[str, object]
+        ) -> Sequence[torch.Tensor] | None:
             leaves, spec = flatten_arguments(args, kwargs)
             if _kind(leaves, spec, adopted) != kind:
                 return None
@@ -154,7 +157,7 @@ class _Node(torch.autograd.Function):
 
 def jit(
     function: Callable[..., Any],
-    executors: Sequence[Any] = ("torch",),
+    executors: Executors = ("torch",),
     frontend: Frontend | None = None,
     runtime: Runtime | None = None,
 ) -> Callable[..., Any]:
@@ -174,12 +177,14 @@ def jit(
     entries: list[tuple[CapturedCall, Run]] = []
 
     @compiles
-    def compile_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CapturedCall, Run]:
+    def compile_call(
+        args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[CapturedCall, Run]:
         captured = front.capture(function, args, kwargs, selection.handlers)
         with torch.no_grad(), internals.autocast_off():
             return captured, run_by.run(captured, Programs(captured.trace, selection))
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         for captured, run in entries:
             inputs = captured.bind(args, kwargs)
             if inputs is not None:

@@ -46,8 +46,8 @@ class Frontend(Protocol):
     def capture(
         self,
         function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
         handlers: Handlers,
     ) -> CapturedCall:
         """Capture a call.

@@ -30,9 +30,9 @@ from switchgear_runtime.prologue import MISS, generated
 
 
 def capture_by_parts(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     selection: Selection,
 ) -> tuple[str, CapturedCall] | None:
     """Return the call as captured by the first front end of a part that does not refuse it, and the front end's name.
@@ -58,9 +58,9 @@ def capture_by_parts(
 @compiles
 def _captured(
     frontend: Frontend,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     selection: Selection,
 ) -> CapturedCall:
     captured = frontend.capture(function, args, kwargs, selection.handlers)
@@ -79,7 +79,7 @@ class _Bound:
 
     def before(
         self, lines: Sequence[str], scope: Mapping[str, object], miss: object = MISS
-    ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    ) -> Callable[..., Any]:
         """Return a function of a call's arguments: it runs these lines, with `inputs` defined, or returns `miss`."""
         body = ["inputs = bind(args, kwargs)", "if inputs is None: return miss", *lines]
         bound = {**scope, "bind": self.captured.bind, "miss": miss}

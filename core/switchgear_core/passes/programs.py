@@ -140,16 +140,16 @@ def compile_training(
     selection: Selection,
     grad_outputs: Grads,
     mutated: Mapping[str, int],
-    beside: Set[int],
+    sharing: Set[int],
     hidden: frozenset[str] = frozenset(),
     choices: tuple[Choice, ...] = (),
 ) -> Training:
     """Return the forward and backward programs of a prepared trace, for the expected grad outputs.
 
-    `mutated` maps outputs that are copied into inputs after the forward, by name, to the index of the input. `beside`
+    `mutated` maps outputs that are copied into inputs after the forward, by name, to the index of the input. `sharing`
     are the inputs in the same storages, and `hidden` names values that were overwritten through `.data`.
     """
-    overwritten = frozenset(stages[-1].inputs[index].name for index in {*mutated.values(), *beside})
+    overwritten = frozenset(stages[-1].inputs[index].name for index in {*mutated.values(), *sharing})
     forward, joint, merged = differentiated(stages, selection, grad_outputs, hidden=hidden)
     backward = Pipeline([*forward.traces])
     start = time.perf_counter()
@@ -301,7 +301,7 @@ class Programs:
         self,
         grad_outputs: Grads | None = None,
         mutated: Mapping[str, int] = MappingProxyType({}),
-        beside: Set[int] = frozenset(),
+        sharing: Set[int] = frozenset(),
         hidden: frozenset[str] = frozenset(),
     ) -> Training:
         """Return the forward that saves, and the backward; without an argument, those of the last call, if any.
@@ -309,14 +309,14 @@ class Programs:
         Args:
             grad_outputs: as returned by `expected`; None for all that are expected.
             mutated: outputs that are copied into inputs after the forward, by name, with the positions of the inputs.
-            beside: the inputs in the same storages.
+            sharing: the inputs that share their storages.
             hidden: values that were overwritten through `.data`, by name.
         """
         if grad_outputs is None and self._training is not None:
             return self._training
         grads = self.expected() if grad_outputs is None else grad_outputs
         self._training = compile_training(
-            self._stages, self.selection, grads, mutated, beside, hidden, self._choices
+            self._stages, self.selection, grads, mutated, sharing, hidden, self._choices
         )
         return self._training
 

@@ -1,6 +1,6 @@
 """Parts: plugins that take part in every call of `jit`, named by entry points of the group `switchgear.parts`.
 
-Capture, the runtime and what else ships here are parts, like those of strangers. Each is loaded apart: one that fails
+Capture and the runtime are parts, like those of strangers. Each is loaded apart: one that fails
 leaves a `PluginWarning`, and the others go on without it. `SWITCHGEAR_DISABLE` leaves one out by its name.
 """
 
@@ -41,7 +41,7 @@ _CHOSEN = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A loaded part: its hooks, and what it brings by them. Parts of higher `priority` are asked first."""
+    """A loaded part: its hooks and their contents. Parts of higher `priority` are asked first."""
 
     name: str
     label: str

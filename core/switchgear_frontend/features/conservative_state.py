@@ -157,18 +157,18 @@ def _reset(target: Any, content: _Content) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Snapshot:
-    """What code reached, with its content before the code started."""
+    """The values that code reached, with their content before the code started."""
 
     holders: dict[int, tuple[_Holder, _Content]] = field(default_factory=dict)
     #: Keeps the objects alive whose ids are keys.
     values: list[object] = field(default_factory=list)
     #: Global variables by namespace and name.
-    variables: dict[tuple[int, str], tuple[dict[str, Any], object]] = field(default_factory=dict)
+    variables: dict[tuple[int, str], tuple[dict[str, object], object]] = field(default_factory=dict)
     codes: set[int] = field(default_factory=set)
     failure: Unsupported | None = None
 
     def started(self, frame: types.FrameType) -> None:
-        """Note what the code of a frame, which starts now, can reach by name."""
+        """Note the values that the code of a frame, which starts now, can reach by name."""
         code, space = frame.f_code, frame.f_globals
         if is_of_pytorch(code.co_filename) or is_standard(code.co_filename):
             return
@@ -179,7 +179,7 @@ class _Snapshot:
             self.failure = self.failure or error
             raise
 
-    def called(self, frame: types.FrameType, function: Any) -> None:
+    def called(self, frame: types.FrameType, function: object) -> None:
         """Refuse a call of a function in C that has other effects."""
         try:
             refuse_call(frame, function)
@@ -187,7 +187,7 @@ class _Snapshot:
             self.failure = self.failure or error
             raise
 
-    def _look(self, code: types.CodeType, space: dict[str, Any]) -> None:
+    def _look(self, code: types.CodeType, space: dict[str, object]) -> None:
         names = {*code.co_names}
         if not names.isdisjoint(_ENVIRONMENT):
             raise Unsupported("the function reads the environment of the process", splits=False)
@@ -197,7 +197,7 @@ class _Snapshot:
             if isinstance(part, types.CodeType):
                 self._look(part, space)
 
-    def _variable(self, space: dict[str, Any], name: str, names: set[str]) -> None:
+    def _variable(self, space: dict[str, object], name: str, names: set[str]) -> None:
         if (id(space), name) in self.variables:
             return
         value = space.get(name, _MISSING)
@@ -310,7 +310,7 @@ class ConservativeState(Handler):
         finally:
             change.undo()
 
-    def finish(self, recorder: Recorder, result: Any) -> Any:
+    def finish(self, recorder: Recorder, result: object) -> object:
         """Guard the state."""
         snapshot: _Snapshot | None = recorder.state(self)
         if snapshot is not None:
