@@ -35,5 +35,9 @@ def is_one_operator(training: Training, selection: Selection) -> bool:
     programs = training.forward, training.backward
     owner = forward[0].implementation.owner if forward[0].implementation else ""
     label = training.forward.blame[owner][0]
-    foreign = {placement.name for placement in selection.passes if placement.owner != label}
+    foreign = {
+        placement.name
+        for placement in selection.passes
+        if placement.owner != label and placement.stage != "before_partition"
+    }
     return foreign.isdisjoint(mark.name for one in programs for mark in one.stages[-1].provenance)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import switchgear as sg
-from switchgear_core.passes import fold_constants as folding
+from switchgear_simplify import constants as folding
 from tests.core.against_eager import check, numbers
 from tests.core.training import backward, executor, forward, leaf, operators
 from tests.oracle import assert_trains_as_eager

@@ -21,9 +21,6 @@ from switchgear_core.ir.symbol import CHECK, BoundSymbol
 from switchgear_core.ir.trace import Trace, compile_trace
 from switchgear_core.ir.verify import verify
 from switchgear_core.passes.checks_first import checks_first
-from switchgear_core.passes.common_subexpressions import common_subexpressions
-from switchgear_core.passes.fold_constants import fold_constants
-from switchgear_core.passes.no_ops import no_ops
 from switchgear_core.passes.pass_through import pass_through
 from switchgear_core.passes.reinplace import reinplace
 from switchgear_core.regions.fuse import fuse
@@ -130,7 +127,7 @@ def compile_forward(
     `destined` maps outputs to their inputs. An output that the program writes into its input becomes None.
     """
     kept = Pipeline([*stages])
-    _simplify(kept)
+    _simplify(kept, selection)
     return executable(kept, selection, boxed=False, choices=choices, destined=destined)
 
 
@@ -150,35 +147,24 @@ def differentiated(
     stages.plugin_passes("after_grad", selection)
     if higher_order:
         # a trace to be differentiated again stays unchanged, so that gradients sum in autograd's order
-        stages.change("fold_constants", fold_constants)
+        _simplify(stages, selection, joint.count, again=True)
         return stages, replace(joint, trace=stages.traces[-1]), {}
-    merged = _simplify(stages, joint.count)
+    merged = _simplify(stages, selection, joint.count)
     kept = tuple([merged.get(proxy.name, proxy) for proxy in joint.kept])
     return stages, replace(joint, trace=stages.traces[-1], kept=kept), merged
 
 
-def _simplify(stages: Pipeline, count: int | None = None) -> Mapping[str, TensorProxy]:
+def _simplify(
+    stages: Pipeline, selection: Selection, count: int | None = None, *, again: bool = False
+) -> Mapping[str, TensorProxy]:
     """Remove needless lines; return the removed values, each with its replacement.
 
-    In a joint trace, `count` outputs belong to the forward.
+    In a joint trace, `count` outputs belong to the forward. `again`: the trace will be differentiated again.
     """
-    stages.change("fold_constants", fold_constants)
-    gone: dict[str, TensorProxy] = {}
-
-    def noting(
-        function: Callable[[Trace], tuple[Trace, Mapping[str, TensorProxy]]], trace: Trace
-    ) -> Trace:
-        trace, found = function(trace)
-        for name, proxy in gone.items():
-            gone[name] = found.get(proxy.name, proxy)
-        gone.update(found)
-        return trace
-
-    stages.change("no_ops", partial(noting, no_ops))
-    stages.change(
-        "common_subexpressions", partial(noting, partial(common_subexpressions, count=count))
-    )
-    return gone
+    replaced: dict[str, TensorProxy] = {}
+    facts = {"count": count, "is_differentiated": again, "replaced": replaced}
+    stages.plugin_passes("before_partition", selection, **facts)
+    return replaced
 
 
 def executable(

@@ -18,6 +18,7 @@ import pluggy
 from switchgear_core.errors import RegistrationError
 from switchgear_core.ir.choice import Choice, Declined
 from switchgear_core.ir.lines import Lines
+from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import BoundSymbol
 from switchgear_core.ir.trace import Trace
 from switchgear_core.record.handler import Feature
@@ -39,7 +40,12 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 _hookspec = pluggy.HookspecMarker(PROJECT)
 
 Stage: TypeAlias = Literal[
-    "before_grad", "after_grad", "before_claim", "before_fusion", "after_claim"
+    "before_grad",
+    "after_grad",
+    "before_partition",
+    "before_claim",
+    "before_fusion",
+    "after_claim",
 ]
 
 
@@ -54,12 +60,20 @@ class PassContext(Protocol):
         destined: after claiming: positions of outputs that are only copied into inputs after the run, with positions of
             the inputs. A pass that writes to the input instead replaces the output by None, and counts the write in
             `Trace.written`.
+        count: before the partition: the number of outputs of a joint trace that are the forward's; None if the trace
+            has no gradients.
+        is_differentiated: before the partition: whether the trace will be differentiated again.
     """
 
     executors: tuple[Executor, ...]
     choices: list[Choice]
     gives_gradients: bool
     destined: Mapping[int, int]
+    count: int | None
+    is_differentiated: bool
+
+    def replace(self, replacements: Mapping[str, TensorProxy]) -> None:
+        """Note values that a pass before the partition removed, by name, each with the equal value in its place."""
 
     @staticmethod
     def hint(number: object) -> object:
@@ -232,7 +246,8 @@ class PassPlacement:
     """Pass of a plugin, and its place.
 
     `before_grad` sees the calls as captured. `after_grad` sees the joint trace, once for each kind of grad outputs, if
-    gradients are needed. The other places see forward and backward, the backward when first needed. In `before_fusion`
+    gradients are needed. `before_partition` sees the same, or a trace without gradients: its passes remove lines whose
+    values others have. The other places see forward and backward, the backward when first needed. In `before_fusion`
     each call has its executor, and `after_claim` is the end.
 
     A pass that replaces calls asks the context for their executor. Once executors have claimed, each call has an
@@ -241,7 +256,7 @@ class PassPlacement:
 
     Args:
         name: the name for users.
-        stage: `before_grad`, `after_grad`, `before_claim`, `before_fusion` or `after_claim`.
+        stage: `before_grad`, `after_grad`, `before_partition`, `before_claim`, `before_fusion` or `after_claim`.
         run: a function of the trace and the `PassContext` that returns a trace.
         owner: the plugin; filled in on loading.
     """

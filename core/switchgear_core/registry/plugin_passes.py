@@ -17,7 +17,7 @@ from typing import Any
 from switchgear_core.errors import InvalidTrace, RuleError, SwitchgearError
 from switchgear_core.ir.choice import Choice
 from switchgear_core.ir.lines import Lines
-from switchgear_core.ir.proxy import hint_of
+from switchgear_core.ir.proxy import TensorProxy, hint_of
 from switchgear_core.ir.symbol import BoundSymbol, with_parts
 from switchgear_core.ir.trace import Trace
 from switchgear_core.ir.verify import verify
@@ -36,12 +36,24 @@ class CallContext:
         *,
         gives_gradients: bool = False,
         destined: Mapping[int, int] = MappingProxyType({}),
+        count: int | None = None,
+        is_differentiated: bool = False,
+        replaced: dict[str, TensorProxy] | None = None,
     ) -> None:
         self._selection = selection
+        self.count = count
+        self.is_differentiated = is_differentiated
+        self._replaced: dict[str, TensorProxy] = {} if replaced is None else replaced
         self.gives_gradients = gives_gradients
         self.destined = destined
         self.executors: tuple[Executor, ...] = selection.executors
         self.choices: list[Choice] = []
+
+    def replace(self, replacements: Mapping[str, TensorProxy]) -> None:
+        """See `PassContext`."""
+        for name, proxy in self._replaced.items():
+            self._replaced[name] = replacements.get(proxy.name, proxy)
+        self._replaced.update(replacements)
 
     @staticmethod
     def hint(number: object) -> object:

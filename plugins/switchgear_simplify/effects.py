@@ -32,13 +32,7 @@ def no_ops(trace: Trace) -> tuple[Trace, Mapping[str, TensorProxy]]:
         item = call.reading(same)
         output = item.output
         kept = not isinstance(output, TensorProxy) or output.name in returned
-        found = (
-            ()
-            if kept
-            else [
-                proxy for proxy in item.inputs if _is_unchanged(item, proxy, output, home, shared)
-            ]
-        )
+        found = () if kept else [proxy for proxy in item.inputs if _is_unchanged(item, proxy, output, home, shared)]
         if found:
             same[output.name] = found[0]
         else:

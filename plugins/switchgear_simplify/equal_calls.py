@@ -19,9 +19,7 @@ from switchgear_core.ir.symbol import BACKWARD, BoundSymbol, proxies, region_of
 from switchgear_core.ir.trace import Trace
 
 
-def common_subexpressions(
-    trace: Trace, count: int | None = None
-) -> tuple[Trace, Mapping[str, TensorProxy]]:
+def common_subexpressions(trace: Trace, count: int | None = None) -> tuple[Trace, Mapping[str, TensorProxy]]:
     """Merge equal calls; return the trace and the removed values, each with its replacement.
 
     Outputs, and values that share their memory, are not merged: the caller may write to them. In a joint trace `count`
@@ -53,9 +51,7 @@ def common_subexpressions(
             body.append(item)
             continue
         body[first[key]] = replace(found, links=tuple(dict.fromkeys((*found.links, *item.links))))
-        merged.update(
-            (proxy.name, twin) for proxy, twin in zip(item.outputs, found.outputs, strict=True)
-        )
+        merged.update((proxy.name, twin) for proxy, twin in zip(item.outputs, found.outputs, strict=True))
     return (replace(trace, bound_symbols=tuple(body)) if merged else trace), merged
 
 
@@ -71,9 +67,7 @@ def _mergeable(
         return False
     for one, other in zip(first.outputs, second.outputs, strict=True):
         homes = {home.get(one.name, one.name), home.get(other.name, other.name)}
-        if replace(one, name=other.name) != other or not returned.isdisjoint(
-            (one.name, other.name)
-        ):
+        if replace(one, name=other.name) != other or not returned.isdisjoint((one.name, other.name)):
             return False
         # two views of one tensor share its memory anyway
         if len(homes) > 1 and not escaping.isdisjoint(homes):

@@ -53,16 +53,10 @@ def fold_constants(trace: Trace) -> Trace:
     if len(body) == len(trace.bound_symbols):
         return trace
     read = {proxy.name for item in with_parts(body) for proxy in item.inputs}
-    made = {
-        name: value
-        for name, value in folding.values.items()
-        if name in read or name in trace.tensors
-    }
+    made = {name: value for name, value in folding.values.items() if name in read or name in trace.tensors}
     for device in {value.device for value in made.values()} if folding.size else ():
         if device.type not in ("cpu", "meta"):
-            torch.get_device_module(device).synchronize(
-                device
-            )  # other streams may read the constants
+            torch.get_device_module(device).synchronize(device)  # other streams may read the constants
     return replace(trace, bound_symbols=tuple(body), tensors=made)
 
 
@@ -84,9 +78,7 @@ class _Folding:
         key = call_key(item)
         known = self.calls.get(key) if key is not None else None
         if known is not None:
-            self.same.update(
-                (proxy.name, twin) for proxy, twin in zip(item.outputs, known, strict=True)
-            )
+            self.same.update((proxy.name, twin) for proxy, twin in zip(item.outputs, known, strict=True))
             return True
         new = sum(bytes_of(proxy) for proxy in item.outputs if proxy.name not in self.home)
         if new > LARGEST or self.size + new > IN_ALL:
@@ -105,35 +97,23 @@ class _Folding:
     def _foldable(self, item: BoundSymbol) -> bool:
         if depends_on_sizes(item):
             return False
-        if any(proxy.name not in self.values for proxy in item.inputs) and not _reads_metadata(
-            item
-        ):
+        if any(proxy.name not in self.values for proxy in item.inputs) and not _reads_metadata(item):
             return False
-        if (
-            not item.outputs
-            or any(proxy.requires_grad for proxy in item.outputs)
-            or not is_pure(item)
-        ):
+        if not item.outputs or any(proxy.requires_grad for proxy in item.outputs) or not is_pure(item):
             return False
-        return all(
-            self.home.get(proxy.name, proxy.name) not in self.escaping for proxy in item.outputs
-        )
+        return all(self.home.get(proxy.name, proxy.name) not in self.escaping for proxy in item.outputs)
 
     def _given(self, proxy: TensorProxy) -> torch.Tensor:
         """Return a constant, or a tensor with the metadata of another value."""
         if proxy.name in self.values:
             return self.values[proxy.name]
-        return torch.empty_strided(
-            proxy.shape, proxy.stride, dtype=proxy.dtype, device=proxy.device
-        )
+        return torch.empty_strided(proxy.shape, proxy.stride, dtype=proxy.dtype, device=proxy.device)
 
 
 def _reads_metadata(item: BoundSymbol) -> bool:
     leaves = tuple(leaves_of([item]))
     return (
-        len(leaves) == 1
-        and leaves[0].symbol.fn in _LIKE
-        and all(bytes_of(proxy) <= LARGEST for proxy in item.inputs)
+        len(leaves) == 1 and leaves[0].symbol.fn in _LIKE and all(bytes_of(proxy) <= LARGEST for proxy in item.inputs)
     )
 
 
