@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -16,24 +15,23 @@ from switchgear_core.patches import Lock
 from switchgear_core.record.attempts import undoing
 from switchgear_core.record.guards import FailedAssertion, OtherData
 from switchgear_core.record.recorder import active_recorder
-from switchgear_core.record.signature import check_devices, flatten_arguments, number_place
+from switchgear_core.record.signature import Arguments, flatten_arguments, number_place
 from switchgear_core.record.sizes import Dynamic, Marks, check_dynamic, marked
-from switchgear_core.record.structure import Structure
 from switchgear_core.registry.selection import Selection
 from switchgear_core.showing import counted
 from switchgear_core.torch_private.names import check_names
 from switchgear_frontend.session import ContainerMatters, is_of_the_function
 from switchgear_frontend.unread import unread
-from switchgear_runtime.cache import Cache, call_key, sizes_of
+from switchgear_runtime.cache import Cache, Key, call_key, sizes_of
 from switchgear_runtime.entry import Entry
 from switchgear_runtime.fallback import Fallback, Fallbacks, LastFallback, fault
-from switchgear_runtime.frontends import FrontendEntry, capture_by_parts
+from switchgear_runtime.frontends import entry_by_parts
 from switchgear_runtime.jitted import MISSES
 from switchgear_runtime.module_state import is_uninitialised
 from switchgear_runtime.prologue import MISS
 from switchgear_runtime.splitting import Splitting
 from switchgear_runtime.tracebacks import place_of
-from switchgear_runtime.varying import VaryingSizes, kind_of
+from switchgear_runtime.varying import VaryingSizes
 
 #: The limit on different data outcomes of a kind of calls, beyond which entries do not specialise on data.
 _MOST_DATA = 4
@@ -41,21 +39,6 @@ _MOST_DATA = 4
 
 #: An entry, its inputs in a call, and whether the entry is new.
 _Found: TypeAlias = tuple[Entry, Sequence[torch.Tensor], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """The flattened arguments of a call; `varying` is its key if the sizes in `marks` may vary."""
-
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
-    leaves: list[object]
-    spec: Structure
-    marks: Marks
-    key: tuple[object, ...]
-    varying: tuple[object, ...]
-    #: The places of values that the function cannot read.
-    unread: frozenset[int]
 
 
 class Compiler:
@@ -277,105 +260,80 @@ class Compiler:
         self, args: tuple[object, ...], kwargs: dict[str, object], unfit: dict[Entry, str]
     ) -> _Found | Fallback:
         """Return the entry for a call, its inputs and whether it is new, or the fallback. Skip entries in `unfit`."""
-        call = None
+        key: Key | None = None
         with self._lock:
             if self.fallbacks.always is not None and not self.cache.entries():
                 return self.fallbacks.always
             try:
                 check_names()
-                call = self._described(args, kwargs)
-                fallback = self.fallbacks.known(call.key) or self.fallbacks.known(call.varying)
-                found = self._known(call, fallback, unfit)
-                if found is not None:
-                    return found
+                call = flatten_arguments(args, kwargs, self._whole)
+                call.unread = unread(self.function, self.module, call)
+                varies = self.dynamic is None
+                marks = self._varying.marks(call.kind) if varies else self._marked(call)
+                key = call_key(call, self.module, {} if varies else marks)
+                general = call_key(call, self.module, marks) if marks and varies else key
+                fallback = self.fallbacks.known(key) or self.fallbacks.known(general)
+                is_crowded = fallback is not None and fallback.is_crowded
+                for one in dict.fromkeys((key, general)):
+                    if match := self.cache.find(one, call, unfit, is_crowded):
+                        self.last = match[0]
+                        return (*match, False)
                 is_due = fallback is not None and fallback.is_due()
                 if fallback is not None and not is_due:
                     return fallback
-                check_devices(call.leaves)
-                reason = next(iter(unfit.values()), "") or self.cache.why_not(
-                    call.varying, args, kwargs, call.leaves
-                )
-                crowd = "" if unfit or is_due else self.cache.crowd(call.varying, reason)
+                reason = next(iter(unfit.values()), "") or self.cache.why_not(general, call)
+                crowd = "" if unfit or is_due else self.cache.crowd(general, reason)
                 if crowd:
-                    error = Unsupported(crowd, splits=False)
-                    return self._refused(error, call.varying).crowded()
-                return self._compiled(call, unfit, reason)
+                    return self._refused(Unsupported(crowd, splits=False), general).crowded()
+                return self._compiled(call, key, marks, unfit, reason)
             except ContainerMatters:
                 if self._whole:
                     what = "a function inside changes a container among its arguments"
-                    return self._refused(Unsupported(what), call and call.key)
+                    return self._refused(Unsupported(what), key)
                 self._whole = True
                 return self._find(args, kwargs, unfit)
             except FailedAssertion:
                 raise
             except (Unsupported, DataDependent) as error:
-                return self._refused(error, call and call.key)
+                return self._refused(error, key)
             except Exception as error:
                 if is_of_the_function(error) or (
                     self.strict and isinstance(error, SwitchgearError)
                 ):
                     raise
-                return self._refused(fault(error), call and call.key)
+                return self._refused(fault(error), key)
 
-    def _described(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _Call:
-        leaves, spec = flatten_arguments(args, kwargs, self._whole)
-        marks = self._marks(args, kwargs, leaves, spec)
-        left_out = unread(self.function, self.module, args, kwargs, leaves)
-        fixed = {} if self.dynamic is None else marks
-        key = call_key(leaves, spec, self.module, fixed, left_out)
-        varying = call_key(leaves, spec, self.module, marks, left_out) if marks else key
-        return _Call(args, kwargs, leaves, spec, marks, key, varying, left_out)
-
-    def _known(
-        self, call: _Call, fallback: Fallback | None, unfit: dict[Entry, str]
-    ) -> _Found | None:
-        """Return an existing entry that fits."""
-        is_crowded = fallback is not None and fallback.is_crowded
-        for key in dict.fromkeys((call.key, call.varying)):
-            found = self.cache.find(key, call.args, call.kwargs, unfit, is_crowded)
-            if found is not None:
-                self.last = found[0]
-                return (*found, False)
-        return None
-
-    def _compiled(self, call: _Call, unfit: dict[Entry, str], reason: str) -> _Found | Fallback:
+    def _compiled(
+        self, call: Arguments, key: Key, marks: Marks, unfit: dict[Entry, str], reason: str
+    ) -> _Found | Fallback:
         """Return a new entry."""
-        key, marks, kind = call.key, call.marks, kind_of(call.spec, call.leaves)
         if self.dynamic is None:
-            marks = self._varying.notice(kind, call.leaves, self.cache.entries())
+            marks = self._varying.notice(call, self.cache.entries())
         on_data = self.specialize_on_data
         if on_data is None and (
             len(unfit) >= _MOST_DATA or (self.hits <= len(unfit) and any(map(_is_for_few, unfit)))
         ):
             on_data = False  # the values seem to differ in each call
-        new = self._by_parts(call)
+        drop = weakref.WeakMethod(self._drop)
+        new = entry_by_parts(self.function, call, self.selection, self._rejit, drop)
         if new is None:
-            options = self.selection, self._rejit, on_data, marks, self._whole, call.unread
-            drop = weakref.WeakMethod(self._drop)
-            new = Entry(self.function, call.leaves, call.spec, self.module, *options, drop=drop)
+            options = self.selection, self._rejit, on_data, marks
+            new = Entry(self.function, call, self.module, *options, drop=drop)
         if self._is_part and new.no_part:
             raise Unsupported(new.no_part)
         if new.fixed and self.dynamic is None:
-            self._varying.give_up(kind)
+            self._varying.give_up(call.kind)
         elif marks:
-            key = call_key(call.leaves, call.spec, self.module, marks, call.unread)
-            self._varying.decide(kind, new.decided())
+            key = call_key(call, self.module, marks)
+            self._varying.decide(call.kind, new.decided())
         inputs = new.prologue(call.args, call.kwargs)
         if inputs is None:
-            why = new.why_not(call.args, call.kwargs, call.leaves)
+            why = new.why_not(call)
             what = f"the program compiled for a call does not fit it ({why}); please report this"
             return self._refused(Unsupported(what), key)
         self.cache.add(key, new, reason)
         self.last = new
         return new, inputs, True
-
-    def _by_parts(self, call: _Call) -> Entry | None:
-        """Return a new entry for a call that a front end of a part captures."""
-        captured = capture_by_parts(self.function, call.args, call.kwargs, self.selection)
-        if captured is None:
-            return None
-        drop = weakref.WeakMethod(self._drop)
-        return FrontendEntry(*captured, call.spec, self.selection, self._rejit, drop=drop)
 
     def _drop(self, entry: Entry, fault: str = "") -> None:
         """Drop an entry, at any time. After a fault, later calls of its kind run in eager mode."""
@@ -385,20 +343,14 @@ class Compiler:
         if fault and key is not None and not self.strict:
             self.fallbacks.add(Unsupported(fault, splits=False), key)
 
-    def _marks(
-        self,
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        leaves: list[object],
-        spec: Structure,
-    ) -> Marks:
-        if self.dynamic is None:
-            return self._varying.marks(kind_of(spec, leaves))
-        marks = marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
+    def _marked(self, call: Arguments) -> Marks:
+        """Return the dimensions that the option `dynamic` marks, and numbers passed to a TorchDynamo graph."""
+        marks: Marks = {}
+        if self.dynamic:
+            marks = marked(self.dynamic, self._parameters, call.args, call.kwargs, call.leaves)
         if not self._is_part:
             return marks
-        # numbers passed to a TorchDynamo graph vary
-        numbers = [place for place, leaf in enumerate(leaves) if type(leaf) is int]
+        numbers = [place for place, leaf in enumerate(call.leaves) if type(leaf) is int]
         return {**marks, **{number_place(n): frozenset({0}) for n in numbers}}
 
     def _refused(self, error: Unsupported | DataDependent, key: object = None) -> Fallback:

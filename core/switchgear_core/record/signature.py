@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -230,17 +230,44 @@ def follow(value: Any, steps: Iterable[Any]) -> object:
     return value
 
 
+#: The structure of the arguments, and the numbers of dimensions of tensors among them.
+Kind = tuple[Structure, tuple[int | None, ...]]
 #: Sources of tensors that are not views of another input.
 OwnSource = Argument | ModuleState | Closure | Held
 InputSource = OwnSource | Base
 
 
-def flatten_arguments(
-    args: tuple[object, ...], kwargs: dict[str, object], whole: bool = False
-) -> tuple[list[object], Structure]:
-    """Return the leaves of a call's arguments: tensors, Python values that a trace is specialised on, and objects.
+@dataclass(slots=True, eq=False)
+class Arguments:
+    """The arguments of a call, flattened once.
 
-    `whole`: mutable containers are leaves too, like objects.
+    Attributes:
+        leaves: tensors, Python values that a trace is specialised on, and objects.
+        whole: mutable containers are leaves too, like objects.
+        unread: the places of values that the function cannot read.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    spec: Structure
+    whole: bool = False
+    unread: Container[int] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """Return the kind of the call: sizes are compared between calls of one kind."""
+        ranks = [leaf.dim() if isinstance(leaf, torch.Tensor) else None for leaf in self.leaves]
+        return self.spec, tuple(ranks)
+
+
+def flatten_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False
+) -> Arguments:
+    """Return the arguments of a call, flattened.
+
+    Raises:
+        Unsupported: a leaf is of a kind that a trace cannot hold.
     """
     try:
         leaves, spec = flatten((args, kwargs), root=kwargs if whole else None)
@@ -261,7 +288,7 @@ def flatten_arguments(
                 f"argument {index} is a {_class_name(leaf)}: neither a tensor, nor a Python value, nor an object of a "
                 "class written in Python, nor a container registered with torch.utils._pytree; close over the object"
             )
-    return leaves, spec
+    return Arguments(args, kwargs, leaves, spec, whole)
 
 
 def _is_value(leaf: object) -> bool:
