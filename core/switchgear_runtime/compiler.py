@@ -71,9 +71,9 @@ class Compiler:
         self.fallbacks = Fallbacks(self.name, *sizes)
         #: The number of calls.
         self.calls = 0
-        #: Calls without an entry: initialisations of a lazy module, and errors before the end of the lookup. Calls that
-        #: were compiled and fell back are subtracted.
-        self.others = 0
+        #: Calls that no existing code answered, each counted once: those that compiled, fell back, raised before the
+        #: end of the lookup, or initialised a lazy module.
+        self.misses = 0
         self.last: Entry | None = None
         #: The most recent call that fell back: a similar call falls back without being described.
         self._last_fallback: LastFallback | None = None
@@ -127,18 +127,18 @@ class Compiler:
             return self.function(*args, **kwargs)  # a part of a torch.fx trace
         self.calls += 1
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
-            self.others += 1
+            self.misses += 1
             return self.function(*args, **kwargs)
         unfit: dict[Entry, str] = {}
         failure: Exception | None = None
+        is_new = False
         alike = self._alike(args, kwargs)
         while True:
             try:
                 found = alike or self._find(args, kwargs, unfit)
             except Exception as error:
-                self.others += 1
-                is_ours = isinstance(error, SwitchgearError) or not is_of_the_function(error)
-                if is_ours and not isinstance(error, FailedAssertion):
+                if not _is_for_eager(error):
+                    self.misses += 1
                     raise
                 failure = error
                 break
@@ -147,6 +147,7 @@ class Compiler:
                     self._last_fallback = LastFallback(found, args, kwargs, self.module)
                 break
             entry, inputs, is_new = found
+            self.misses += is_new
             try:
                 result = entry.run(inputs)
                 if result is not MISS:
@@ -154,7 +155,6 @@ class Compiler:
                     return result
                 what = "under forward-mode differentiation of a tensor that requires grad"
                 found = self._refused(Unsupported(what, splits=False))
-                self.others -= is_new
                 break
             except OtherData as error:
                 unfit[entry] = f"{error}{place_of(error)}"
@@ -165,8 +165,8 @@ class Compiler:
                         "call was captured, so no entry can be specialised on it; give the 'torch' executor alone"
                     )
                 )
-                self.others -= 1
                 break
+        self.misses += not is_new
         if failure is not None:
             try:
                 return self._run_original(failure, args, kwargs)
@@ -206,7 +206,6 @@ class Compiler:
         result = self.function(*args, **kwargs)
         if isinstance(failure, FailedAssertion):
             return result  # the function catches the error of the failed assertion
-        self.others -= 1
         found = self._refused(fault(failure))
         self.fallbacks.count(found, False, self._fallback == "quiet")
         return result
@@ -214,8 +213,7 @@ class Compiler:
     @property
     def hits(self) -> int:
         """The number of calls answered by existing code; the current call counts until it falls back or compiles."""
-        fallbacks = sum(fallback.calls for fallback in self.fallbacks.reasons.values())
-        return self.calls - len(self.cache.reasons) - fallbacks - self.others
+        return self.calls - self.misses
 
     def examined(
         self, selection: Selection, args: tuple[object, ...], kwargs: dict[str, object]
@@ -292,14 +290,11 @@ class Compiler:
                     return self._refused(Unsupported(what), key)
                 self._whole = True
                 return self._find(args, kwargs, unfit)
-            except FailedAssertion:
-                raise
             except (Unsupported, DataDependent) as error:
                 return self._refused(error, key)
             except Exception as error:
-                if is_of_the_function(error) or (
-                    self.strict and isinstance(error, SwitchgearError)
-                ):
+                is_refused = self.strict and isinstance(error, SwitchgearError)
+                if is_refused or _is_for_eager(error) or is_of_the_function(error):
                     raise
                 return self._refused(fault(error), key)
 
@@ -357,6 +352,13 @@ class Compiler:
         if self.strict:
             raise error
         return self.fallbacks.add(error, key)
+
+
+def _is_for_eager(error: Exception) -> bool:
+    """Check whether the original function may raise its own error in place of an error of the capture."""
+    if isinstance(error, SwitchgearError):
+        return isinstance(error, FailedAssertion)
+    return is_of_the_function(error)
 
 
 def _is_for_few(entry: Entry) -> bool:
