@@ -243,26 +243,22 @@ class Arguments:
 
     Attributes:
         leaves: tensors, Python values that a trace is specialised on, and objects.
+        kind: sizes are compared between calls of one kind.
         whole: mutable containers are leaves too, like objects.
         unread: the places of values that the function cannot read.
     """
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    leaves: list[Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    leaves: list[object]
     spec: Structure
+    kind: Kind
     whole: bool = False
     unread: Container[int] = ()
 
-    @property
-    def kind(self) -> Kind:
-        """Return the kind of the call: sizes are compared between calls of one kind."""
-        ranks = [leaf.dim() if isinstance(leaf, torch.Tensor) else None for leaf in self.leaves]
-        return self.spec, tuple(ranks)
-
 
 def flatten_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = False
+    args: tuple[object, ...], kwargs: dict[str, object], whole: bool = False
 ) -> Arguments:
     """Return the arguments of a call, flattened.
 
@@ -288,7 +284,8 @@ def flatten_arguments(
                 f"argument {index} is a {_class_name(leaf)}: neither a tensor, nor a Python value, nor an object of a "
                 "class written in Python, nor a container registered with torch.utils._pytree; close over the object"
             )
-    return Arguments(args, kwargs, leaves, spec, whole)
+    ranks = tuple([leaf.dim() if isinstance(leaf, torch.Tensor) else None for leaf in leaves])
+    return Arguments(args, kwargs, leaves, spec, (spec, ranks), whole)
 
 
 def _is_value(leaf: object) -> bool:
