@@ -27,9 +27,8 @@ from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.signature import Arguments, flatten_arguments
 from switchgear_core.record.structure import flatten
 from switchgear_core.record.values import metadata_proxy
-from switchgear_core.registry.order import Executors
+from switchgear_core.registry.order import Executors, select
 from switchgear_core.registry.plugins import installed
-from switchgear_core.registry.selection import select
 
 
 class DirectFrontend:

@@ -149,9 +149,7 @@ def compile_training(
     `mutated` maps outputs that are copied into inputs after the forward, by name, to the index of the input. `sharing`
     are the inputs in the same storages, and `hidden` names values that were overwritten through `.data`.
     """
-    overwritten = frozenset(
-        stages[-1].inputs[index].name for index in {*mutated.values(), *sharing}
-    )
+    overwritten = frozenset(stages[-1].inputs[index].name for index in {*mutated.values(), *sharing})
     forward, joint, merged = differentiated(stages, selection, grad_outputs, hidden=hidden)
     backward = Pipeline([*forward.traces])
     start = time.perf_counter()
