@@ -53,7 +53,7 @@ def unread(
     return frozenset(left).intersection(values) if next(places, None) is None else frozenset()
 
 
-def _left_out(value: Any, keys: frozenset[str] | None, places: Iterator[int]) -> list[int]:
+def _left_out(value: object, keys: frozenset[str] | None, places: Iterator[int]) -> list[int]:
     """Return the unread leaves of an argument, given the keys read from it; None means that all leaves are read."""
     if type(value) is not dict or not keys:
         leaves = [*_leaves(value, places)]

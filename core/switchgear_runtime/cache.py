@@ -174,7 +174,7 @@ class Cache:
         ]
         return "; ".join(changed) or "a module that the compiled code belonged to was deleted"
 
-    def _changed_argument(self, key: tuple[Any, ...]) -> str:
+    def _changed_argument(self, key: Key) -> str:
         """Name the first argument that changed, its old and new value, and the remedy."""
         pairs = enumerate(zip(self._last_key[1], key[1], strict=True))  # type: ignore[call-overload]
         place, (before, now) = next(pair for pair in pairs if pair[1][0] != pair[1][1])

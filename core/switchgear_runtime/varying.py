@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from switchgear_core.errors import Unsupported
 from switchgear_core.record.signature import Argument, Arguments, Held, Kind, tensor_of
@@ -85,6 +84,6 @@ def _changed(entry: Entry, leaves: list[object]) -> dict[int | str, frozenset[in
     return changed | dict.fromkeys(entry.varying(leaves), frozenset({0}))
 
 
-def _differing(now: Sequence[int], then: Sequence[Any]) -> list[int]:
+def _differing(now: Sequence[int], then: Sequence[object]) -> list[int]:
     pairs = enumerate(zip(now, then, strict=True))
     return [dim for dim, (one, other) in pairs if type(other) is int and one != other]

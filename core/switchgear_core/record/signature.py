@@ -200,7 +200,7 @@ class Base:
         return f"the base of {self.of}"
 
 
-def tensor_of(source: InputSource, leaves: Sequence[Any]) -> torch.Tensor:
+def tensor_of(source: InputSource, leaves: Sequence[object]) -> torch.Tensor:
     """Return the tensor for an input of a trace, given the flattened arguments of the call.
 
     Raises `Unsupported` if there is none.
