@@ -14,10 +14,10 @@ from switchgear.options import Options, warn_of_unknown_variables
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import InvalidInput
 from switchgear_core.registry.options import check_options, in_force
+from switchgear_core.registry.order import select
 from switchgear_core.registry.parts import installed_parts
 from switchgear_core.registry.plugins import installed
 from switchgear_core.registry.registry import Table
-from switchgear_core.registry.selection import select
 from switchgear_core.torch_private.names import warn_if_untested
 from switchgear_runtime.compiler import Compiler
 from switchgear_runtime.jitted import (

@@ -24,12 +24,11 @@ from switchgear_core.record.doors import Doors
 from switchgear_core.record.handler import Handlers
 from switchgear_core.record.lock import compiles
 from switchgear_core.record.recorder import Recorder
-from switchgear_core.record.signature import flatten_arguments
-from switchgear_core.record.structure import Structure, flatten
+from switchgear_core.record.signature import Arguments, flatten_arguments
+from switchgear_core.record.structure import flatten
 from switchgear_core.record.values import metadata_proxy
-from switchgear_core.registry.order import Executors
+from switchgear_core.registry.order import Executors, select
 from switchgear_core.registry.plugins import installed
-from switchgear_core.registry.selection import select
 
 
 class DirectFrontend:
@@ -45,7 +44,7 @@ class DirectFrontend:
         handlers: Handlers,
     ) -> CapturedCall:
         """Implement `Frontend.capture`."""
-        leaves, spec = flatten_arguments(args, dict(kwargs))
+        call = flatten_arguments(args, dict(kwargs))
         names, adopted = Names(), list[torch.Tensor]()
 
         def enter(recorder: Recorder, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -61,9 +60,9 @@ class DirectFrontend:
             with internals.DisableTorchFunction():
                 wrappers = [
                     enter(recorder, leaf, f"x{index}") if isinstance(leaf, torch.Tensor) else leaf
-                    for index, leaf in enumerate(leaves)
+                    for index, leaf in enumerate(call.leaves)
                 ]
-                own_args, own_kwargs = spec.unflatten(wrappers)
+                own_args, own_kwargs = call.spec.unflatten(wrappers)
             result = function(*own_args, **own_kwargs)
             with internals.DisableTorchFunction():
                 results, result_spec = flatten(result)
@@ -80,15 +79,15 @@ class DirectFrontend:
             pairs = zip(values, is_output, strict=True)
             return result_spec.unflatten([outputs[v] if is_out else v for v, is_out in pairs])
 
-        kind = _kind(leaves, spec, adopted)
+        kind = _kind(call, adopted)
 
         def bind(
             args: tuple[object, ...], kwargs: dict[str, object]
         ) -> Sequence[torch.Tensor] | None:
-            leaves, spec = flatten_arguments(args, kwargs)
-            if _kind(leaves, spec, adopted) != kind:
+            call = flatten_arguments(args, kwargs)
+            if _kind(call, adopted) != kind:
                 return None
-            return [*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)), *adopted]
+            return [*(leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)), *adopted]
 
         return CapturedCall(
             trace, bind, finish, ("structure, values and metadata of the arguments",)
@@ -115,13 +114,13 @@ def _places(recorder: Recorder, results: Sequence[object]) -> dict[int, TensorPr
     return places
 
 
-def _kind(leaves: Sequence[object], spec: Structure, adopted: Sequence[torch.Tensor]) -> object:
+def _kind(call: Arguments, adopted: Sequence[torch.Tensor]) -> object:
     def metadata(value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return type(value), value
         return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
 
-    return [*map(metadata, (*leaves, *adopted))], spec, torch.is_grad_enabled()
+    return [*map(metadata, (*call.leaves, *adopted))], call.spec, torch.is_grad_enabled()
 
 
 class DirectRuntime:

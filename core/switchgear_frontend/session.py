@@ -27,7 +27,7 @@ from switchgear_core.record.handler import Handlers
 from switchgear_core.record.lock import CAPTURE_LOCK
 from switchgear_core.record.recorder import Matters, Recorder, active_line, active_recorder
 from switchgear_core.record.shared_memory import Home
-from switchgear_core.record.signature import InputSource, has_attributes, is_object
+from switchgear_core.record.signature import InputSource, check_devices, has_attributes, is_object
 from switchgear_core.record.sizes import Marks, Sizes, active_sizes, symbolic
 from switchgear_core.record.stand_ins import reads_memory
 from switchgear_core.record.structure import Structure, containers_in, flatten
@@ -108,6 +108,7 @@ def capture(
         CaptureError: a trace cannot hold the function. Exceptions of the function itself are raised unchanged.
     """
 
+    check_devices(leaves)
     outer = active_recorder()
     if outer is not None and internals.inside_functorch():
         raise Unsupported(

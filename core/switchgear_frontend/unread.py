@@ -7,12 +7,13 @@ import functools
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
 from switchgear_core import torch_private as internals
+from switchgear_core.record.signature import Arguments
 
 #: Names that give a function all its variables.
 _ALL = frozenset(
@@ -25,17 +26,14 @@ _LOADS = frozenset({"LOAD_FAST", "LOAD_FAST_BORROW"})
 
 
 def unread(
-    function: Callable[..., object],
-    module: nn.Module | None,
-    args: tuple[object, ...],
-    kwargs: dict[str, object],
-    leaves: Sequence[object],
+    function: Callable[..., object], module: nn.Module | None, call: Arguments
 ) -> frozenset[int]:
     """Return the places of values among the flattened arguments that no code can read.
 
     They belong to a parameter without a name in the code, or to a key of a dict that is read by other keys alone. Known
     for a plain function, and for the forward of a module without hooks.
     """
+    args, kwargs, leaves = call.args, call.kwargs, call.leaves
     values = [place for place, leaf in enumerate(leaves) if type(leaf) in _VALUES]
     code, is_bound = _code_of(function if module is None else module)
     if not values or code is None:
@@ -55,7 +53,7 @@ def unread(
     return frozenset(left).intersection(values) if next(places, None) is None else frozenset()
 
 
-def _left_out(value: Any, keys: frozenset[str] | None, places: Iterator[int]) -> list[int]:
+def _left_out(value: object, keys: frozenset[str] | None, places: Iterator[int]) -> list[int]:
     """Return the unread leaves of an argument, given the keys read from it; None means that all leaves are read."""
     if type(value) is not dict or not keys:
         leaves = [*_leaves(value, places)]

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import warnings
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from switchgear_core.errors import RecompileWarning
 from switchgear_core.ir.proxy import short_name
 from switchgear_core.record.guards import Known, value_key
-from switchgear_core.record.signature import can_vary, is_object, number_place
+from switchgear_core.record.signature import Arguments, can_vary, is_object, number_place
 from switchgear_core.record.sizes import Marks
 from switchgear_core.record.structure import Structure, flatten
 from switchgear_core.record.user_code import user_frame
@@ -62,12 +62,7 @@ class Cache:
         self.reasons: list[str] = []
 
     def find(
-        self,
-        key: tuple[object, ...],
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        unfit: Collection[Entry] = (),
-        newest: bool = False,
+        self, key: Key, call: Arguments, unfit: Collection[Entry] = (), newest: bool = False
     ) -> tuple[Entry, Sequence[torch.Tensor]] | None:
         """Return the entry under a key that fits the call, and its input tensors; skip entries in `unfit`.
 
@@ -76,7 +71,7 @@ class Cache:
         for entry in self._buckets.get(key, [])[: 1 if newest else None]:
             if entry in unfit:
                 continue
-            inputs = entry.prologue(args, kwargs)
+            inputs = entry.prologue(call.args, call.kwargs)
             if inputs is not None:
                 return entry, inputs
         return None
@@ -97,16 +92,10 @@ class Cache:
             if len(self._by_sizes) > _MOST_SIZES:
                 self._by_sizes.clear()
 
-    def why_not(
-        self,
-        key: tuple[object, ...],
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        leaves: list[object],
-    ) -> str:
+    def why_not(self, key: Key, call: Arguments) -> str:
         """Return why a call does not fit the newest entry under its key; empty if there is no entry."""
         for entry in self._buckets.get(key, ()):
-            return entry.why_not(args, kwargs, leaves)
+            return entry.why_not(call)
         return ""
 
     def crowd(self, key: Key, reason: str) -> str:
@@ -185,7 +174,7 @@ class Cache:
         ]
         return "; ".join(changed) or "a module that the compiled code belonged to was deleted"
 
-    def _changed_argument(self, key: tuple[Any, ...]) -> str:
+    def _changed_argument(self, key: Key) -> str:
         """Name the first argument that changed, its old and new value, and the remedy."""
         pairs = enumerate(zip(self._last_key[1], key[1], strict=True))  # type: ignore[call-overload]
         place, (before, now) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
@@ -300,23 +289,19 @@ def _size(value: Any, depth: int = 3) -> object:
     return value if kind in (int, bool) else id(kind)
 
 
-def call_key(
-    leaves: list[object],
-    spec: Structure,
-    module: torch.nn.Module | None,
-    marks: Marks,
-    unread: Container[int] = (),
-) -> tuple[object, ...]:
+def call_key(call: Arguments, module: torch.nn.Module | None, marks: Marks) -> Key:
     """Return the key of a call, a hashable value per topic; of dynamic sizes only whether they are 0 or 1."""
     state = () if module is None else modules_key(module.modules())
-    places = (number_place(i) if type(leaf) in (int, float) else i for i, leaf in enumerate(leaves))
+    places = (
+        number_place(i) if type(leaf) in (int, float) else i for i, leaf in enumerate(call.leaves)
+    )
     keys = tuple(
         [
-            None if index in unread else _leaf_key(leaf, marks.get(place, ()))
-            for index, (leaf, place) in enumerate(zip(leaves, places, strict=True))
+            None if index in call.unread else _leaf_key(leaf, marks.get(place, ()))
+            for index, (leaf, place) in enumerate(zip(call.leaves, places, strict=True))
         ]
     )
-    return (spec, keys, modes_key(), state)
+    return (call.spec, keys, modes_key(), state)
 
 
 def _leaf_key(leaf: object, dynamic: Collection[int]) -> object:

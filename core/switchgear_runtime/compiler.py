@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -16,24 +15,23 @@ from switchgear_core.patches import Lock
 from switchgear_core.record.attempts import undoing
 from switchgear_core.record.guards import FailedAssertion, OtherData
 from switchgear_core.record.recorder import active_recorder
-from switchgear_core.record.signature import check_devices, flatten_arguments, number_place
+from switchgear_core.record.signature import Arguments, flatten_arguments, number_place
 from switchgear_core.record.sizes import Dynamic, Marks, check_dynamic, marked
-from switchgear_core.record.structure import Structure
 from switchgear_core.registry.selection import Selection
 from switchgear_core.showing import counted
 from switchgear_core.torch_private.names import check_names
 from switchgear_frontend.session import ContainerMatters, is_of_the_function
 from switchgear_frontend.unread import unread
-from switchgear_runtime.cache import Cache, call_key, sizes_of
+from switchgear_runtime.cache import Cache, Key, call_key, sizes_of
 from switchgear_runtime.entry import Entry
 from switchgear_runtime.fallback import Fallback, Fallbacks, LastFallback, fault
-from switchgear_runtime.frontends import FrontendEntry, capture_by_parts
+from switchgear_runtime.frontends import entry_by_parts
 from switchgear_runtime.jitted import MISSES
 from switchgear_runtime.module_state import is_uninitialised
 from switchgear_runtime.prologue import MISS
 from switchgear_runtime.splitting import Splitting
 from switchgear_runtime.tracebacks import place_of
-from switchgear_runtime.varying import VaryingSizes, kind_of
+from switchgear_runtime.varying import VaryingSizes
 
 #: The limit on different data outcomes of a kind of calls, beyond which entries do not specialise on data.
 _MOST_DATA = 4
@@ -41,21 +39,6 @@ _MOST_DATA = 4
 
 #: An entry, its inputs in a call, and whether the entry is new.
 _Found: TypeAlias = tuple[Entry, Sequence[torch.Tensor], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """The flattened arguments of a call; `varying` is its key if the sizes in `marks` may vary."""
-
-    args: tuple[object, ...]
-    kwargs: dict[str, object]
-    leaves: list[object]
-    spec: Structure
-    marks: Marks
-    key: tuple[object, ...]
-    varying: tuple[object, ...]
-    #: The places of values that the function cannot read.
-    unread: frozenset[int]
 
 
 class Compiler:
@@ -88,9 +71,9 @@ class Compiler:
         self.fallbacks = Fallbacks(self.name, *sizes)
         #: The number of calls.
         self.calls = 0
-        #: Calls without an entry: initialisations of a lazy module, and errors before the end of the lookup. Calls that
-        #: were compiled and fell back are subtracted.
-        self.others = 0
+        #: Calls that no existing code answered, each counted once: those that compiled, fell back, raised before the
+        #: end of the lookup, or initialised a lazy module.
+        self.misses = 0
         self.last: Entry | None = None
         #: The most recent call that fell back: a similar call falls back without being described.
         self._last_fallback: LastFallback | None = None
@@ -144,18 +127,18 @@ class Compiler:
             return self.function(*args, **kwargs)  # a part of a torch.fx trace
         self.calls += 1
         if self.calls == 1 and self.module is not None and is_uninitialised(self.module):
-            self.others += 1
+            self.misses += 1
             return self.function(*args, **kwargs)
         unfit: dict[Entry, str] = {}
         failure: Exception | None = None
+        is_new = False
         alike = self._alike(args, kwargs)
         while True:
             try:
                 found = alike or self._find(args, kwargs, unfit)
             except Exception as error:
-                self.others += 1
-                is_ours = isinstance(error, SwitchgearError) or not is_of_the_function(error)
-                if is_ours and not isinstance(error, FailedAssertion):
+                if not _is_for_eager(error):
+                    self.misses += 1
                     raise
                 failure = error
                 break
@@ -164,6 +147,7 @@ class Compiler:
                     self._last_fallback = LastFallback(found, args, kwargs, self.module)
                 break
             entry, inputs, is_new = found
+            self.misses += is_new
             try:
                 result = entry.run(inputs)
                 if result is not MISS:
@@ -171,7 +155,6 @@ class Compiler:
                     return result
                 what = "under forward-mode differentiation of a tensor that requires grad"
                 found = self._refused(Unsupported(what, splits=False))
-                self.others -= is_new
                 break
             except OtherData as error:
                 unfit[entry] = f"{error}{place_of(error)}"
@@ -182,8 +165,8 @@ class Compiler:
                         "call was captured, so no entry can be specialised on it; give the 'torch' executor alone"
                     )
                 )
-                self.others -= 1
                 break
+        self.misses += not is_new
         if failure is not None:
             try:
                 return self._run_original(failure, args, kwargs)
@@ -223,7 +206,6 @@ class Compiler:
         result = self.function(*args, **kwargs)
         if isinstance(failure, FailedAssertion):
             return result  # the function catches the error of the failed assertion
-        self.others -= 1
         found = self._refused(fault(failure))
         self.fallbacks.count(found, False, self._fallback == "quiet")
         return result
@@ -231,8 +213,7 @@ class Compiler:
     @property
     def hits(self) -> int:
         """The number of calls answered by existing code; the current call counts until it falls back or compiles."""
-        fallbacks = sum(fallback.calls for fallback in self.fallbacks.reasons.values())
-        return self.calls - len(self.cache.reasons) - fallbacks - self.others
+        return self.calls - self.misses
 
     def examined(
         self, selection: Selection, args: tuple[object, ...], kwargs: dict[str, object]
@@ -277,105 +258,77 @@ class Compiler:
         self, args: tuple[object, ...], kwargs: dict[str, object], unfit: dict[Entry, str]
     ) -> _Found | Fallback:
         """Return the entry for a call, its inputs and whether it is new, or the fallback. Skip entries in `unfit`."""
-        call = None
+        key: Key | None = None
         with self._lock:
             if self.fallbacks.always is not None and not self.cache.entries():
                 return self.fallbacks.always
             try:
                 check_names()
-                call = self._described(args, kwargs)
-                fallback = self.fallbacks.known(call.key) or self.fallbacks.known(call.varying)
-                found = self._known(call, fallback, unfit)
-                if found is not None:
-                    return found
+                call = flatten_arguments(args, kwargs, self._whole)
+                call.unread = unread(self.function, self.module, call)
+                varies = self.dynamic is None
+                marks = self._varying.marks(call.kind) if varies else self._marked(call)
+                key = call_key(call, self.module, {} if varies else marks)
+                general = call_key(call, self.module, marks) if marks and varies else key
+                fallback = self.fallbacks.known(key) or self.fallbacks.known(general)
+                is_crowded = fallback is not None and fallback.is_crowded
+                for one in dict.fromkeys((key, general)):
+                    if match := self.cache.find(one, call, unfit, is_crowded):
+                        self.last = match[0]
+                        return (*match, False)
                 is_due = fallback is not None and fallback.is_due()
                 if fallback is not None and not is_due:
                     return fallback
-                check_devices(call.leaves)
-                reason = next(iter(unfit.values()), "") or self.cache.why_not(
-                    call.varying, args, kwargs, call.leaves
-                )
-                crowd = "" if unfit or is_due else self.cache.crowd(call.varying, reason)
+                reason = next(iter(unfit.values()), "") or self.cache.why_not(general, call)
+                crowd = "" if unfit or is_due else self.cache.crowd(general, reason)
                 if crowd:
-                    error = Unsupported(crowd, splits=False)
-                    return self._refused(error, call.varying).crowded()
-                return self._compiled(call, unfit, reason)
+                    return self._refused(Unsupported(crowd, splits=False), general).crowded()
+                return self._compiled(call, key, marks, unfit, reason)
             except ContainerMatters:
                 if self._whole:
                     what = "a function inside changes a container among its arguments"
-                    return self._refused(Unsupported(what), call and call.key)
+                    return self._refused(Unsupported(what), key)
                 self._whole = True
                 return self._find(args, kwargs, unfit)
-            except FailedAssertion:
-                raise
             except (Unsupported, DataDependent) as error:
-                return self._refused(error, call and call.key)
+                return self._refused(error, key)
             except Exception as error:
-                if is_of_the_function(error) or (
-                    self.strict and isinstance(error, SwitchgearError)
-                ):
+                is_refused = self.strict and isinstance(error, SwitchgearError)
+                if is_refused or _is_for_eager(error) or is_of_the_function(error):
                     raise
-                return self._refused(fault(error), call and call.key)
+                return self._refused(fault(error), key)
 
-    def _described(self, args: tuple[object, ...], kwargs: dict[str, object]) -> _Call:
-        leaves, spec = flatten_arguments(args, kwargs, self._whole)
-        marks = self._marks(args, kwargs, leaves, spec)
-        left_out = unread(self.function, self.module, args, kwargs, leaves)
-        fixed = {} if self.dynamic is None else marks
-        key = call_key(leaves, spec, self.module, fixed, left_out)
-        varying = call_key(leaves, spec, self.module, marks, left_out) if marks else key
-        return _Call(args, kwargs, leaves, spec, marks, key, varying, left_out)
-
-    def _known(
-        self, call: _Call, fallback: Fallback | None, unfit: dict[Entry, str]
-    ) -> _Found | None:
-        """Return an existing entry that fits."""
-        is_crowded = fallback is not None and fallback.is_crowded
-        for key in dict.fromkeys((call.key, call.varying)):
-            found = self.cache.find(key, call.args, call.kwargs, unfit, is_crowded)
-            if found is not None:
-                self.last = found[0]
-                return (*found, False)
-        return None
-
-    def _compiled(self, call: _Call, unfit: dict[Entry, str], reason: str) -> _Found | Fallback:
+    def _compiled(
+        self, call: Arguments, key: Key, marks: Marks, unfit: dict[Entry, str], reason: str
+    ) -> _Found | Fallback:
         """Return a new entry."""
-        key, marks, kind = call.key, call.marks, kind_of(call.spec, call.leaves)
         if self.dynamic is None:
-            marks = self._varying.notice(kind, call.leaves, self.cache.entries())
+            marks = self._varying.notice(call, self.cache.entries())
         on_data = self.specialize_on_data
         if on_data is None and (
             len(unfit) >= _MOST_DATA or (self.hits <= len(unfit) and any(map(_is_for_few, unfit)))
         ):
             on_data = False  # the values seem to differ in each call
-        new = self._by_parts(call)
+        drop = weakref.WeakMethod(self._drop)
+        new = entry_by_parts(self.function, call, self.selection, self._rejit, drop)
         if new is None:
-            options = self.selection, self._rejit, on_data, marks, self._whole, call.unread
-            drop = weakref.WeakMethod(self._drop)
-            new = Entry(self.function, call.leaves, call.spec, self.module, *options, drop=drop)
+            options = self.selection, self._rejit, on_data, marks
+            new = Entry(self.function, call, self.module, *options, drop=drop)
         if self._is_part and new.no_part:
             raise Unsupported(new.no_part)
         if new.fixed and self.dynamic is None:
-            self._varying.give_up(kind)
+            self._varying.give_up(call.kind)
         elif marks:
-            key = call_key(call.leaves, call.spec, self.module, marks, call.unread)
-            self._varying.decide(kind, new.decided())
+            key = call_key(call, self.module, marks)
+            self._varying.decide(call.kind, new.decided())
         inputs = new.prologue(call.args, call.kwargs)
         if inputs is None:
-            why = new.why_not(call.args, call.kwargs, call.leaves)
+            why = new.why_not(call)
             what = f"the program compiled for a call does not fit it ({why}); please report this"
             return self._refused(Unsupported(what), key)
         self.cache.add(key, new, reason)
         self.last = new
         return new, inputs, True
-
-    def _by_parts(self, call: _Call) -> Entry | None:
-        """Return a new entry for a call that a front end of a part captures."""
-        captured = capture_by_parts(self.function, call.args, call.kwargs, self.selection)
-        if captured is None:
-            return None
-        drop = weakref.WeakMethod(self._drop)
-        return FrontendEntry(*captured, call.spec, self.selection, self._rejit, drop=drop)
 
     def _drop(self, entry: Entry, fault: str = "") -> None:
         """Drop an entry, at any time. After a fault, later calls of its kind run in eager mode."""
@@ -385,26 +338,27 @@ class Compiler:
         if fault and key is not None and not self.strict:
             self.fallbacks.add(Unsupported(fault, splits=False), key)
 
-    def _marks(
-        self,
-        args: tuple[object, ...],
-        kwargs: dict[str, object],
-        leaves: list[object],
-        spec: Structure,
-    ) -> Marks:
-        if self.dynamic is None:
-            return self._varying.marks(kind_of(spec, leaves))
-        marks = marked(self.dynamic, self._parameters, args, kwargs, leaves) if self.dynamic else {}
+    def _marked(self, call: Arguments) -> Marks:
+        """Return the dimensions that the option `dynamic` marks, and numbers passed to a TorchDynamo graph."""
+        marks: Marks = {}
+        if self.dynamic:
+            marks = marked(self.dynamic, self._parameters, call.args, call.kwargs, call.leaves)
         if not self._is_part:
             return marks
-        # numbers passed to a TorchDynamo graph vary
-        numbers = [place for place, leaf in enumerate(leaves) if type(leaf) is int]
+        numbers = [place for place, leaf in enumerate(call.leaves) if type(leaf) is int]
         return {**marks, **{number_place(n): frozenset({0}) for n in numbers}}
 
     def _refused(self, error: Unsupported | DataDependent, key: object = None) -> Fallback:
         if self.strict:
             raise error
         return self.fallbacks.add(error, key)
+
+
+def _is_for_eager(error: Exception) -> bool:
+    """Check whether the original function may raise its own error in place of an error of the capture."""
+    if isinstance(error, SwitchgearError):
+        return isinstance(error, FailedAssertion)
+    return is_of_the_function(error)
 
 
 def _is_for_few(entry: Entry) -> bool:

@@ -6,7 +6,7 @@ import itertools
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -23,9 +23,8 @@ from switchgear_core.protocols import CapturedCall, Runtime
 from switchgear_core.record.guards import still_there
 from switchgear_core.record.lock import compiles
 from switchgear_core.record.shared_memory import sharing
-from switchgear_core.record.signature import Base, HeldNumber, number_place, tensor_of
+from switchgear_core.record.signature import Arguments, Base, HeldNumber, number_place, tensor_of
 from switchgear_core.record.sizes import Marks, symbolic
-from switchgear_core.record.structure import Structure
 from switchgear_core.record.user_code import user_frame
 from switchgear_core.registry.hookspecs import Job
 from switchgear_core.registry.selection import Selection
@@ -59,22 +58,19 @@ class Entry:
     def __init__(
         self,
         function: Callable[..., object],
-        leaves: list[object],
-        spec: Structure,
+        call: Arguments,
         module: torch.nn.Module | None,
         selection: Selection,
         rejit: Jit,
         reads_inputs: bool | None = False,
         marks: Marks = MappingProxyType({}),
-        whole: bool = False,
-        unread: Container[int] = (),
         *,
         drop: Callable[[], Callable[..., None] | None],
     ) -> None:
-        self.spec = spec
+        leaves, self.spec = call.leaves, call.spec
         #: The numbers among the arguments of the captured call.
         self._numbers = [
-            leaf if type(leaf) in (int, float) and index not in unread else None
+            leaf if type(leaf) in (int, float) and index not in call.unread else None
             for index, leaf in enumerate(leaves)
         ]
         self._name = getattr(function, "__qualname__", "a function")
@@ -95,12 +91,12 @@ class Entry:
             self.captured = capture(
                 function,
                 leaves,
-                spec,
+                call.spec,
                 selection.handlers,
                 module,
                 reads_inputs=reads_inputs,
                 marks=marks,
-                whole=whole,
+                whole=call.whole,
             )
             self._watch(drop)
             tensors = [tensor_of(source, leaves) for source in self.captured.sources]
@@ -114,7 +110,7 @@ class Entry:
             for guard in self.captured.guards:
                 if guard.settle is not None:
                     guard.settle()
-            self._prologue = make_prologue(self.captured, leaves, spec, tensors, unread)
+            self._prologue = make_prologue(self.captured, call, tensors)
             self.prologue = self._prologue.before(["return inputs"], {}, None)
 
         with rare_modes_watched():
@@ -135,21 +131,21 @@ class Entry:
         self._calls = itertools.count()
         self._finish()
 
-    def why_not(
-        self, args: tuple[object, ...], kwargs: dict[str, object], leaves: list[object]
-    ) -> str:
+    def why_not(self, call: Arguments) -> str:
         """Return the difference by which a call of the same key does not fit."""
         sizes = self.captured.sizes
         if self.fixed:
             return f"sizes are fixed, for with dynamic ones there was {self.fixed}"
         if sizes is None:
-            return f"{self._prologue.why_not(args, kwargs, leaves)} changed"
+            return f"{self._prologue.why_not(call)} changed"
         try:
-            found = sizes.violated([tensor_of(source, leaves) for source in self.captured.sources])
+            found = sizes.violated(
+                [tensor_of(source, call.leaves) for source in self.captured.sources]
+            )
         except (Unsupported, IndexError):
             found = None  # a place holds no possible input, or a tensor with fewer dimensions than in the capture
         return (
-            f"{self._prologue.why_not(args, kwargs, leaves)} changed"
+            f"{self._prologue.why_not(call)} changed"
             if found is None
             else f"an entry is for calls with {found}"
         )

@@ -17,6 +17,7 @@ from switchgear_core.ir.verify import verify
 from switchgear_core.passes.programs import Programs
 from switchgear_core.protocols import CapturedCall, Frontend
 from switchgear_core.record.lock import compiles
+from switchgear_core.record.signature import Arguments
 from switchgear_core.record.structure import Structure, flatten
 from switchgear_core.registry.plugin import DISABLE_VARIABLE
 from switchgear_core.registry.selection import Selection
@@ -29,13 +30,14 @@ from switchgear_runtime.epilogue import Finisher
 from switchgear_runtime.prologue import MISS, generated
 
 
-def capture_by_parts(
+def entry_by_parts(
     function: Callable[..., object],
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
+    call: Arguments,
     selection: Selection,
-) -> tuple[str, CapturedCall] | None:
-    """Return the call as captured by the first front end of a part that does not refuse it, and the front end's name.
+    rejit: Jit,
+    drop: Callable[[], Callable[..., None] | None],
+) -> Entry | None:
+    """Return an entry for a call, captured by the first front end of a part that does not refuse it; None without one.
 
     Raises:
         RuleError: a front end raised, or returned something invalid.
@@ -43,7 +45,7 @@ def capture_by_parts(
     for part in selection.parts.all:
         for frontend in part.ask("switchgear_frontends") or ():
             try:
-                captured = _captured(frontend, function, args, kwargs, selection)
+                captured = _captured(frontend, function, call, selection)
             except CaptureError:
                 continue
             except Exception as error:
@@ -51,19 +53,15 @@ def capture_by_parts(
                     f"front end {frontend.name} of part {part.label}: {type(error).__name__}: {error}; to go on "
                     f"without it, {DISABLE_VARIABLE}={part.name}"
                 ) from error
-            return frontend.name, captured
+            return FrontendEntry(frontend.name, captured, call.spec, selection, rejit, drop=drop)
     return None
 
 
 @compiles
 def _captured(
-    frontend: Frontend,
-    function: Callable[..., object],
-    args: tuple[object, ...],
-    kwargs: Mapping[str, object],
-    selection: Selection,
+    frontend: Frontend, function: Callable[..., object], call: Arguments, selection: Selection
 ) -> CapturedCall:
-    captured = frontend.capture(function, args, kwargs, selection.handlers)
+    captured = frontend.capture(function, call.args, call.kwargs, selection.handlers)
     if not isinstance(captured, CapturedCall):
         raise TypeError(f"capture returned {captured!r}, not a CapturedCall")
     verify(captured.trace)

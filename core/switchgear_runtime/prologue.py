@@ -7,7 +7,7 @@ a prepared list, and checks the metadata of all tensors in one call of C++.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -22,6 +22,7 @@ from switchgear_core.record.guards import Guard, Known, value_key
 from switchgear_core.record.shared_memory import is_view_of_constant, sharing
 from switchgear_core.record.signature import (
     Argument,
+    Arguments,
     Base,
     Closure,
     Held,
@@ -31,7 +32,6 @@ from switchgear_core.record.signature import (
     base_of,
     tensor_of,
 )
-from switchgear_core.record.structure import Structure
 from switchgear_core.source_text import plain
 from switchgear_frontend.outputs import reshaped_inputs
 from switchgear_frontend.session import Captured
@@ -77,16 +77,14 @@ class Prologue:
         ]
         return [line for part in lines for line in part]
 
-    def why_not(
-        self, args: tuple[object, ...], kwargs: dict[str, object], leaves: Sequence[object]
-    ) -> str:
+    def why_not(self, call: Arguments) -> str:
         """Return the difference by which the entry does not fit a call."""
         tests = [f"if not ({one.condition}): return {n}" for n, one in enumerate(self.guards)]
         first_miss = self._function(tests, ["return miss"], {}, None)
-        number: int | None = first_miss(args, kwargs)
+        number: int | None = first_miss(call.args, call.kwargs)
         if number is None:
             return "the structure of the arguments"
-        return self.guards[number].reason(leaves)
+        return self.guards[number].reason(call.leaves)
 
 
 class Inputs(tuple[torch.Tensor, ...]):
@@ -101,26 +99,19 @@ def _inputs_with(tensors: tuple[torch.Tensor, ...], objects: tuple[object, ...])
     return inputs
 
 
-def make_prologue(
-    captured: Captured,
-    leaves: list[object],
-    spec: Structure,
-    tensors: list[torch.Tensor],
-    unread: Container[int] = (),
-) -> Prologue:
-    """Return the prologue of the entry captured for these arguments.
+def make_prologue(captured: Captured, call: Arguments, tensors: list[torch.Tensor]) -> Prologue:
+    """Return the prologue of the entry captured for a call.
 
     Args:
         tensors: the trace's inputs at the capture.
-        unread: positions of arguments whose values may be any.
     """
     guards = (
-        *_argument_guards(captured, leaves, unread),
+        *_argument_guards(captured, call),
         *_state_guards(captured, tensors),
         *_relation_guards(captured, tensors),
     )
     scope: dict[str, object] = {}
-    opening = (*spec.taking_apart(scope),)
+    opening = (*call.spec.taking_apart(scope),)
     for guard in guards:
         scope |= guard.scope
     taken: tuple[str, ...] = ()
@@ -140,9 +131,7 @@ def generated(head: str, body: Iterable[str], scope: dict[str, Any]) -> Callable
     return function
 
 
-def _argument_guards(
-    captured: Captured, leaves: list[object], unread: Container[int]
-) -> Iterator[Guard]:
+def _argument_guards(captured: Captured, call: Arguments) -> Iterator[Guard]:
     if captured.modules:
         yield Guard("not gone", "a module that is gone", {"gone": captured.gone})
     numbers = {
@@ -150,8 +139,8 @@ def _argument_guards(
         for source in captured.sources
         if isinstance(source, HeldNumber) and source.is_argument
     }
-    for index, leaf in enumerate(leaves):
-        if index in numbers or index in unread:
+    for index, leaf in enumerate(call.leaves):
+        if index in numbers or index in call.unread:
             continue
         if index in captured.objects:
             kind = f"kind{index}"

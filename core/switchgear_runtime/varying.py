@@ -7,26 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import torch
 
 from switchgear_core.errors import Unsupported
-from switchgear_core.record.signature import Argument, Held, tensor_of
+from switchgear_core.record.signature import Argument, Arguments, Held, Kind, tensor_of
 from switchgear_core.record.sizes import Marks
-from switchgear_core.record.structure import Structure
 from switchgear_runtime.entry import Entry
 
-#: The structure of the arguments, and the numbers of dimensions of tensors among them.
-Kind = tuple[Structure, tuple[int | None, ...]]
 #: The limit on vain attempts with a symbolic number: at first, related sizes may not have changed yet.
 _PATIENCE = 4
-
-
-def kind_of(spec: Structure, leaves: list[object]) -> Kind:
-    """Return the kind of a call: sizes are compared between calls of one kind."""
-    ranks = [leaf.dim() if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-    return spec, tuple(ranks)
 
 
 class VaryingSizes:
@@ -52,11 +40,12 @@ class VaryingSizes:
             self._marks[kind] = sizes
         self._in_vain.update(dict.fromkeys(numbers, _PATIENCE))
 
-    def notice(self, kind: Kind, leaves: list[object], entries: Iterable[Entry]) -> Marks:
+    def notice(self, call: Arguments, entries: Iterable[Entry]) -> Marks:
         """Compare a call that fits no entry with the most recent comparable entry."""
+        kind = call.kind
         if kind in self._fixed:
             return {}
-        differences = (_changed(entry, leaves) for entry in entries if entry.spec == kind[0])
+        differences = (_changed(entry, call.leaves) for entry in entries if entry.spec == call.spec)
         for place, dims in next(filter(None, differences), {}).items():
             if self._in_vain[place] < _PATIENCE:
                 known = self._marks.setdefault(kind, {})
@@ -95,6 +84,6 @@ def _changed(entry: Entry, leaves: list[object]) -> dict[int | str, frozenset[in
     return changed | dict.fromkeys(entry.varying(leaves), frozenset({0}))
 
 
-def _differing(now: Sequence[int], then: Sequence[Any]) -> list[int]:
+def _differing(now: Sequence[int], then: Sequence[object]) -> list[int]:
     pairs = enumerate(zip(now, then, strict=True))
     return [dim for dim, (one, other) in pairs if type(other) is int and one != other]

@@ -31,9 +31,10 @@ from switchgear_core.record.lock import compiles
 from switchgear_core.record.sizes import symbolic
 from switchgear_core.registry.answers import Answers, as_json
 from switchgear_core.registry.options import in_force
+from switchgear_core.registry.order import select
 from switchgear_core.registry.parts import installed_parts
 from switchgear_core.registry.plugins import installed
-from switchgear_core.registry.selection import Selection, select
+from switchgear_core.registry.selection import Selection
 
 #: The niceness added to the worker's.
 NICENESS = 10
@@ -125,11 +126,10 @@ def _selection(task: dict[str, Any], answers: Answers) -> Selection:
         parts = installed_parts()
         settings = in_force(parts.options, {"compile": "now"}, {})
         selection = select(installed(team), team, settings, parts)
-    names = task["passes"]
     return replace(
         selection,
         choosers=selection.choosers if task["is_measured"] else (),
-        passes=tuple([one for one in selection.passes if one.name in names]),
+        passes=tuple([one for one in selection.passes if one.name in task["passes"]]),
         preferences=task["preferences"],
         written=answers,
     )

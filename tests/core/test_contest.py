@@ -23,7 +23,8 @@ from switchgear_contest import contest, measuring
 from switchgear_core import machine
 from switchgear_core.regions.choose import Contestants
 from switchgear_core.registry import plugins
-from switchgear_core.registry.selection import Selection, select
+from switchgear_core.registry.order import select
+from switchgear_core.registry.selection import Selection
 from tests.core.made_up import Site
 from tests.core.training import choice, forward, leaf, lines, operators
 from tests.oracle import assert_same, assert_trains_as_eager

@@ -13,8 +13,9 @@ import torch
 
 import switchgear as sg
 from switchgear.errors import ExecutorUnavailable, PluginWarning, RuleError, UnknownExecutor
+from switchgear_core.registry.order import select
 from switchgear_core.registry.plugins import Plugins, load
-from switchgear_core.registry.selection import Selection, select
+from switchgear_core.registry.selection import Selection
 from tests.core.made_up import SIN, Site, call, executor_plugin, rules_plugin
 
 NOTHING = load([])

@@ -21,7 +21,6 @@ from torch.overrides import TorchFunctionMode
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import NO_DATA_IN_RULES, DataDependent, Unsupported
 from switchgear_core.ir.naming import symbol_of
-from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import Source, Symbol
 from switchgear_core.ir.writes import DRAW_BERNOULLI
 from switchgear_core.nesting import map_tensors, tensors_in
@@ -130,16 +129,13 @@ class _Functions(TorchFunctionMode):
         note_target(recorder, call)
         if call.writes and call.grad_enabled:
             part_from_former_uses(recorder, call)
-        call.operands = map_tensors(self._proxy_now, (call.args, call.kwargs))
+        call.operands = map_tensors(recorder.tracker.current_proxy, (call.args, call.kwargs))
         self.handlers.ask("opened", recorder, call)
         result = self._run(call)
         call.is_unit = not call.wrote
         self.handlers.ask("closing", recorder, call)
         close(recorder, call)
         return result
-
-    def _proxy_now(self, tensor: torch.Tensor) -> TensorProxy:
-        return self.recorder.values.proxy_of(self.recorder.tracker.fake_of(tensor))
 
     def _run(self, call: Call) -> Any:
         """Run the function, and note its parts and its writes in the call."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import types
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
@@ -200,7 +200,7 @@ class Base:
         return f"the base of {self.of}"
 
 
-def tensor_of(source: InputSource, leaves: Sequence[Any]) -> torch.Tensor:
+def tensor_of(source: InputSource, leaves: Sequence[object]) -> torch.Tensor:
     """Return the tensor for an input of a trace, given the flattened arguments of the call.
 
     Raises `Unsupported` if there is none.
@@ -230,17 +230,40 @@ def follow(value: Any, steps: Iterable[Any]) -> object:
     return value
 
 
+#: The structure of the arguments, and the numbers of dimensions of tensors among them.
+Kind = tuple[Structure, tuple[int | None, ...]]
 #: Sources of tensors that are not views of another input.
 OwnSource = Argument | ModuleState | Closure | Held
 InputSource = OwnSource | Base
 
 
+@dataclass(slots=True, eq=False)
+class Arguments:
+    """The arguments of a call, flattened once.
+
+    Attributes:
+        leaves: tensors, Python values that a trace is specialised on, and objects.
+        kind: sizes are compared between calls of one kind.
+        whole: mutable containers are leaves too, like objects.
+        unread: the places of values that the function cannot read.
+    """
+
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    leaves: list[object]
+    spec: Structure
+    kind: Kind
+    whole: bool = False
+    unread: Container[int] = ()
+
+
 def flatten_arguments(
     args: tuple[object, ...], kwargs: dict[str, object], whole: bool = False
-) -> tuple[list[object], Structure]:
-    """Return the leaves of a call's arguments: tensors, Python values that a trace is specialised on, and objects.
+) -> Arguments:
+    """Return the arguments of a call, flattened.
 
-    `whole`: mutable containers are leaves too, like objects.
+    Raises:
+        Unsupported: a leaf is of a kind that a trace cannot hold.
     """
     try:
         leaves, spec = flatten((args, kwargs), root=kwargs if whole else None)
@@ -261,7 +284,8 @@ def flatten_arguments(
                 f"argument {index} is a {_class_name(leaf)}: neither a tensor, nor a Python value, nor an object of a "
                 "class written in Python, nor a container registered with torch.utils._pytree; close over the object"
             )
-    return leaves, spec
+    ranks = tuple([leaf.dim() if isinstance(leaf, torch.Tensor) else None for leaf in leaves])
+    return Arguments(args, kwargs, leaves, spec, (spec, ranks), whole)
 
 
 def _is_value(leaf: object) -> bool:

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from switchgear_core.errors import ExecutorUnavailable, InvalidInput, RuleError, warn, warn_once
+from switchgear_core.errors import ExecutorUnavailable, RuleError, warn_once
 from switchgear_core.ir.choice import Declined, Implementation
 from switchgear_core.ir.symbol import BoundSymbol
-from switchgear_core.record.handler import Feature, Handlers, enabled
+from switchgear_core.record.handler import Handlers
 from switchgear_core.record.recorder import active_recorder
 from switchgear_core.record.sizes import depends_on_sizes
 from switchgear_core.registry.answers import Answers
 from switchgear_core.registry.code import code_of
-from switchgear_core.registry.executor import Executor, FusionExecutor, reason_unavailable
+from switchgear_core.registry.executor import Executor, FusionExecutor
 from switchgear_core.registry.fuel import Fuel
-from switchgear_core.registry.hookspecs import OF_THE_CALL, PassPlacement, Stage
+from switchgear_core.registry.hookspecs import PassPlacement, Stage
 from switchgear_core.registry.isolation import uncaptured
-from switchgear_core.registry.order import (
-    Executors,
-    Order,
-    configured,
-    installed,
-    order,
-    passed_over,
-)
 from switchgear_core.registry.parts import Parts
-from switchgear_core.registry.plugin import Chooser, Plugin, SkipRule
-from switchgear_core.registry.plugins import Plugins
-from switchgear_core.registry.plugins import installed as all_installed
-from switchgear_core.registry.preferences import Preferences, preferences
-from switchgear_core.registry.registry import GradRule, ImplementationEntry, Table, describe
+from switchgear_core.registry.plugin import Chooser, SkipRule
+from switchgear_core.registry.preferences import Preferences
+from switchgear_core.registry.registry import GradRule, ImplementationEntry, describe
 from switchgear_core.registry.savings import AS_EAGER, Savings
 
 #: Names of executors and rule sources that declined a bound symbol, with reasons, in order; skipped ones come first.
@@ -194,198 +183,6 @@ class Selection:
             if claimant.name in fusion
             and all(isinstance(_answer(claimant, item), Implementation) for item in bound_symbols)
         )
-
-
-@uncaptured()
-def select(
-    plugins: Plugins,
-    executors: Executors,
-    settings: Mapping[str, Any] = MappingProxyType({}),
-    parts: Parts | None = None,
-) -> Selection:
-    """Return the participants of a call of `jit` with these options.
-
-    Their order is described in `order`. An executor that is listed and cannot run here is skipped with one
-    `PluginWarning`; under `strict` this is an error.
-    """
-    parts = Parts() if parts is None else parts
-    strict: bool = settings.get("strict", False)
-    asked = configured(order(plugins, executors), plugins, settings.get("options") or {})
-    is_deferred: bool = bool(
-        parts.first("switchgear_defers", settings=settings, is_measured=_choosers(asked))
-    )
-    # executors that compile in a worker process are asked there
-    reasons = {
-        executor: None
-        if is_deferred and _compiles_elsewhere(executor)
-        else reason_unavailable(executor)
-        for executor in asked.executors
-    }
-    for executor, reason in reasons.items():
-        if reason is None:
-            continue
-        if executor.name in asked.named:
-            if strict:
-                raise ExecutorUnavailable(
-                    f"executor {executor.name} cannot run here: {reason}; remove it from executors"
-                )
-            message = (
-                f"executor {executor.name} is listed but skipped, it cannot run here: {reason}"
-            )
-            warn(message)
-        elif executor.runs_everywhere and asked.is_measured:
-            warn_once(
-                f"executor {executor.name} cannot run here, regions are left to others: {reason}"
-            )
-    sources: list[RuleSource] = []
-    homes: dict[str, Plugin] = {}
-    for one in asked.asked:
-        home = one if isinstance(one, Plugin) else _home(plugins, one)
-        if isinstance(one, Plugin):
-            sources.append(_package_source(one, asked.remedy(one.name)))
-        elif reasons[one] is None:
-            is_first = home is not None and home.name not in homes
-            sources.append(_claimant(one, home, asked, first=is_first))
-        else:
-            continue
-        if home is not None:
-            homes[home.name] = home
-    claimants = tuple(source for source in sources if isinstance(source, Claimant))
-    tables = settings.get("grad_rules") or ()
-    tables = (tables,) if isinstance(tables, (Table, str)) else tuple(tables)
-    sources = [*(_table_source(plugins, table) for table in tables), *sources]
-    names = [source.name for source in sources]
-    preferred = preferences(settings.get("prefer") or {}, settings.get("avoid") or {}, names)
-    taking_part = homes.values()
-    fuel: int | Fuel | None = settings.get("fuel")
-    choosers = [plugin.chooser for plugin in taking_part if plugin.chooser is not None]
-    brought = [feature for plugin in taking_part for feature in plugin.features]
-    skipped = {executor: why for executor, why in reasons.items() if why is not None}
-    return Selection(
-        executors=tuple(claimant.executor for claimant in claimants),
-        skipped=tuple((one.name, f"unavailable: {why}") for one, why in skipped.items()),
-        strict=strict,
-        passes=_passes(
-            settings.get("passes", ()),
-            [*parts.passes, *(one for plugin in taking_part for one in plugin.passes)],
-        ),
-        claimants=claimants,
-        rule_sources=tuple(sources),
-        fuel=fuel if isinstance(fuel, Fuel) else Fuel(fuel),
-        choosers=tuple(choosers) if asked.is_measured else (),
-        handlers=Handlers(enabled((*parts.features, *brought), _features_of_others(plugins))),
-        passed_over=passed_over(plugins, asked),
-        preferences=preferred,
-        check=settings.get("check", False),
-        team=_team(asked, plugins, [*skipped]),
-        settings=settings,
-        savings=parts.first("switchgear_savings", settings=settings) or AS_EAGER,
-        parts=parts,
-        is_deferred=is_deferred,
-    )
-
-
-def _features_of_others(plugins: Plugins) -> Iterator[Feature]:
-    """Yield the features of all installed plugins; the plugins are imported when a user names a feature not in use."""
-    everyone = all_installed() if plugins.others else plugins
-    yield from (feature for plugin in everyone.plugins for feature in plugin.features)
-
-
-def _team(
-    asked: Order, plugins: Plugins, skipped: Sequence[Executor]
-) -> tuple[str | Executor, ...]:
-    team: list[str | Executor] = []
-    for one in asked.asked:
-        if isinstance(one, Plugin) or one in plugins.executors:
-            team += [] if one in skipped else [one.name]
-        elif one not in skipped:
-            team.append(one)
-    return tuple(team)
-
-
-def _choosers(asked: Order) -> bool:
-    """Check whether a participating plugin chooses the executors of regions."""
-    return asked.is_measured and any(
-        isinstance(one, Plugin) and one.chooser is not None for one in asked.asked
-    )
-
-
-def _compiles_elsewhere(executor: Executor) -> bool:
-    return isinstance(executor, FusionExecutor) and executor.finds_compiled
-
-
-def _passes(
-    own: Sequence[PassPlacement | str], brought: Sequence[PassPlacement]
-) -> tuple[PassPlacement, ...]:
-    """Return the passes of participating plugins except those left out, followed by the call's own."""
-    names = {placement.name for placement in brought}
-    left_out = {item.removeprefix("-") for item in own if isinstance(item, str)}
-    for item in own:
-        if isinstance(item, str) and (not item.startswith("-") or item[1:] not in names):
-            raise InvalidInput(
-                f"passes has {item!r}; a name stands with a minus, and leaves out one of these passes: "
-                f"{', '.join(sorted(names)) or 'none are installed'}"
-            )
-    added = [replace(item, owner=OF_THE_CALL) for item in own if isinstance(item, PassPlacement)]
-    return (*(placement for placement in brought if placement.name not in left_out), *added)
-
-
-def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
-    """Return the installed plugin whose registrations an executor uses: its own, or by the same name and class."""
-    installed = {own.name: own for own in plugins.executors}.get(executor.name)
-    if installed is None:
-        return None
-    no_other_table = executor.table in (None, installed.table)
-    same_kind = no_other_table and type(executor) is type(installed)
-    return plugins.plugin_of[executor.name] if executor is installed or same_kind else None
-
-
-def _claimant(executor: Executor, home: Plugin | None, asked: Order, *, first: bool) -> Claimant:
-    """Return an executor with its plugin's registrations, or else those in its own table now.
-
-    The skip rule of a plugin is asked once, with the `first` of its executors.
-    """
-    name = executor.name
-    version = executor.version or (home.version if home else "")
-    table = executor.table or Table(name)
-    grad_rules = home.registry.grad_rules_of(name) if home else table.grad_rules
-    implementations = home.registry.implementations_of(name) if home else table.implementations
-    own = SkipRule(executor.is_constant_for_vjp, executor.is_constant_for_vjp)
-    skip_rules = (own, *(_skip_rules(home) if home and first else ()))
-    given = asked.options.get(name, {})
-    options = f"({', '.join(f'{key}={value!r}' for key, value in given.items())})" if given else ""
-    label = " ".join(filter(None, (name, version, options)))
-    remedy = asked.remedy(name)
-    rest = implementations, options, name in asked.named
-    return Claimant(name, label, remedy, grad_rules, skip_rules, executor, *rest)
-
-
-def _skip_rules(plugin: Plugin) -> tuple[SkipRule, ...]:
-    return () if plugin.skip_rule is None else (plugin.skip_rule,)
-
-
-def _table_source(plugins: Plugins, table: Table | str) -> RuleSource:
-    """Return the source for a table of the call, or for the rules of an installed plugin by name."""
-    remedy = "leave it out of grad_rules"
-    if isinstance(table, str):
-        one = installed(plugins, table)
-        if isinstance(one, Plugin):
-            return replace(_package_source(one, remedy), skip_rules=())
-        rules = plugins.registry.grad_rules_of(one.name)
-        return RuleSource(one.name, f"grad rules of {one.name}", remedy, rules, ())
-    if not isinstance(table, Table):
-        raise TypeError(f"grad_rules is a Table, a name, or a sequence of these, not {table!r}")
-    label = f"grad_rules of the call ({table.owner})"
-    return RuleSource(table.owner, label, remedy, table.grad_rules, ())
-
-
-def _package_source(package: Plugin, remedy: str) -> RuleSource:
-    rules = {
-        name: rule
-        for owner in package.owners
-        for name, rule in package.registry.grad_rules_of(owner).items()
-    }
-    return RuleSource(package.name, package.label, remedy, rules, _skip_rules(package))
 
 
 def _answer(claimant: Claimant, bound_symbol: BoundSymbol) -> Implementation | Declined:
