@@ -123,17 +123,17 @@ class VersionWarning(UserWarning):
     """Warning of a PyTorch that is newer than the tested versions."""
 
 
-def did_you_mean(name: object, known: Iterable[object]) -> str:
+def did_you_mean(name: object, names: Iterable[object]) -> str:
     """Make a hint at the nearest name, to end a message with.
 
     Args:
         name: the unknown name.
-        known: the names to choose from.
+        names: the names to choose from.
 
     Returns:
         The hint; empty if none is near.
     """
-    shown = {str(one): one for one in known}
+    shown = {str(candidate): candidate for candidate in names}
     close = difflib.get_close_matches(str(name), shown, n=1)
     return f"; did you mean {shown[close[0]]!r}?" if close else ""
 

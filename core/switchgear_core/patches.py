@@ -47,7 +47,7 @@ class Change:
     def _is_of(self, earlier: Change) -> bool:
         """Check whether this change repeats `earlier`: all arguments but the last, the former state, are identical."""
         pairs = zip(self._args[:-1], earlier._args[:-1], strict=False)
-        return self._undo == earlier._undo and all(one is other for one, other in pairs)
+        return self._undo == earlier._undo and all(value is other for value, other in pairs)
 
 
 #: The changes not yet undone, by thread.
@@ -105,11 +105,11 @@ def _after_fork() -> None:
     for lock in _LOCKS:
         lock.again()
     thread = threading.get_ident()
-    own = _CHANGES.pop(thread, [])
+    own_changes = _CHANGES.pop(thread, [])
     _CHANGES[thread] = [change for pending in _CHANGES.values() for change in pending]
     put_back(())
     _CHANGES.clear()
-    _CHANGES[thread] = own
+    _CHANGES[thread] = own_changes
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -160,8 +160,8 @@ def redirected(
     holder: object, name: str, target: Callable[..., object]
 ) -> contextlib.AbstractContextManager[None]:
     """Have calls of `holder.name` from this thread call `target`, with the original as first argument."""
-    found, thread = inspect.getattr_static(holder, name), threading.get_ident()
-    original = getattr(found, "__func__", found)
+    attribute, thread = inspect.getattr_static(holder, name), threading.get_ident()
+    original = getattr(attribute, "__func__", attribute)
 
     def call(*args: object, **kwargs: object) -> Any:
         if threading.get_ident() == thread:
@@ -169,7 +169,7 @@ def redirected(
         return original(*args, **kwargs)
 
     # `types.ClassMethodDescriptorType`: from PyTorch 2.14 on, `autograd.Function.apply` is a class method written in C
-    of_class = isinstance(found, classmethod | types.ClassMethodDescriptorType)
+    of_class = isinstance(attribute, classmethod | types.ClassMethodDescriptorType)
     return replaced(holder, name, classmethod(call) if of_class else call)
 
 

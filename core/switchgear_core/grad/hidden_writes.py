@@ -32,10 +32,10 @@ def refuse_hidden_writes(joint: Joint, forward: Trace, hidden: frozenset[str]) -
             )
 
 
-def refuse_saved(forward: Trace, saved: Iterable[TensorProxy], written: Set[str]) -> None:
-    """Refuse to save values `written` to an argument: later writes of the user would go unnoticed."""
-    homes = storages(forward.bound_symbols) if written else {}
-    places = {homes.get(name, name) for name in written}
+def refuse_saved(forward: Trace, saved: Iterable[TensorProxy], written_names: Set[str]) -> None:
+    """Refuse to save values `written_names` written to an argument: later writes of the user would go unnoticed."""
+    homes = storages(forward.bound_symbols) if written_names else {}
+    places = {homes.get(name, name) for name in written_names}
     if not places.isdisjoint(homes.get(proxy.name, proxy.name) for proxy in saved):
         raise Unsupported(
             "the backward reads a value that the function writes to an argument of which it uses .data: eager's "

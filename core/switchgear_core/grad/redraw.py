@@ -52,8 +52,8 @@ def default_stream(device: torch.device) -> torch.Generator:
     if device.type == "cpu":
         return _DEFAULT_STREAM
     generators: Any = torch.get_device_module(device).default_generators
-    found: torch.Generator = generators[device.index or 0]
-    return found
+    generator: torch.Generator = generators[device.index or 0]
+    return generator
 
 
 RANDOM_STATE = Symbol("switchgear.random_state", random_state)

@@ -226,7 +226,7 @@ class Handlers:
         }
         #: Bound methods by name and by called function; None stands for all functions that no handler names.
         self._at_doors: dict[str, dict[Any, list[Callable[..., object]]]] = {
-            name: {function: self._asked(name, function) for function in (*owners, None)}
+            name: {function: self._methods_for(name, function) for function in (*owners, None)}
             for name in _BY_FUNCTION
         }
         for name in (*_TOLD, "operator", "by_data"):
@@ -238,7 +238,7 @@ class Handlers:
         modules = {type(handler).__module__ for handler in self._owner}
         return tuple({f"{name.rpartition('.')[0] or name}." for name in modules})
 
-    def _asked(self, method: str, function: object) -> list[Callable[..., object]]:
+    def _methods_for(self, method: str, function: object) -> list[Callable[..., object]]:
         return [
             getattr(handler, method)
             for handler in self._overriding(method)

@@ -135,13 +135,13 @@ def choose(regions: Sequence[Region], program: str, selection: Selection) -> lis
     context = Contestants(regions, program, selection)
     if selection.answers is not None:
         return [_loaded(region, selection.answers, context, selection) for region in regions]
-    choices = _asked(regions, selection.choosers, context)
+    choices = _ask_choosers(regions, selection.choosers, context)
     outcomes = _compiled(regions, choices, context, selection)
     if selection.written is not None:
         for region, choice, outcome in zip(regions, choices, outcomes, strict=True):
             executor = outcome.executor.name if isinstance(outcome, Fused) else None
             gain = choice.gain if executor else 0.0
-            selection.written.known[region.trace.canonical()] = Answer(
+            selection.written.by_computation[region.trace.canonical()] = Answer(
                 executor, outcome.reason, gain
             )
             selection.written.last &= choice.lasts
@@ -196,11 +196,11 @@ def _loaded(
         if executor.finds_compiled:
             answers.missing.append(name)
         return Declined(f"the code that {executor.name} compiled for it is not found any more{why}")
-    answers.taken.append(answer)
+    answers.in_use.append(answer)
     return Fused(executor, function, name, answer.reason, answer.gain)
 
 
-def _asked(
+def _ask_choosers(
     regions: Sequence[Region], choosers: Sequence[Chooser], context: Contestants
 ) -> list[RegionChoice]:
     answers: dict[Region, RegionChoice] = {}

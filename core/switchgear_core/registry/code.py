@@ -62,10 +62,10 @@ def _read(name: str) -> str | None:
     is_package = file.stem == "__init__"
     files = sorted(file.parent.rglob("*")) if is_package else [file]
     digest = hashlib.sha256()
-    for one in files:
-        if one.is_file() and "__pycache__" not in one.parts:
-            state = one.stat()
+    for path in files:
+        if path.is_file() and "__pycache__" not in path.parts:
+            state = path.stat()
             small = state.st_size <= _READ
-            content = one.read_bytes() if small else str(state.st_mtime_ns).encode()
-            digest.update(f"{one.relative_to(file.parent)} {state.st_size} ".encode() + content)
+            content = path.read_bytes() if small else str(state.st_mtime_ns).encode()
+            digest.update(f"{path.relative_to(file.parent)} {state.st_size} ".encode() + content)
     return digest.hexdigest()[:16]

@@ -69,15 +69,15 @@ class Executor:
             return self
         kind = type(self)
         has_own = kind.__init__ is not Executor.__init__
-        own = inspect.signature(kind).parameters.values() if has_own else ()
-        names = [one.name for one in own if one.kind is one.KEYWORD_ONLY]
-        takes_any = any(one.kind is one.VAR_KEYWORD for one in own)
+        items = inspect.signature(kind).parameters.values() if has_own else ()
+        names = [item.name for item in items if item.kind is item.KEYWORD_ONLY]
+        takes_any = any(item.kind is item.VAR_KEYWORD for item in items)
         unknown = [name for name in options if name not in names]
         if unknown and not takes_any:
-            known = (
+            listing = (
                 f"its options are {', '.join(names)}" if names else "it has none: leave them out"
             )
-            hint = did_you_mean(unknown[0], names) or f"; {known}"
+            hint = did_you_mean(unknown[0], names) or f"; {listing}"
             raise InvalidInput(f"executor {self.name} has no option {', '.join(unknown)}{hint}")
         return kind(**options)
 
@@ -258,8 +258,8 @@ def reason_limited(executor: Executor) -> str | None:
     return _answer(executor.limited)
 
 
-def _answer(asked: Callable[[], str | None]) -> str | None:
+def _answer(check: Callable[[], str | None]) -> str | None:
     try:
-        return asked()
+        return check()
     except (Exception, SystemExit) as error:
         return f"its availability check raised {type(error).__name__}: {error}"

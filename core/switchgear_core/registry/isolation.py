@@ -112,7 +112,7 @@ def uncaptured() -> Iterator[None]:
 @contextlib.contextmanager
 def isolated() -> Iterator[Import]:
     """Restore state changed inside and capture output; exceptions pass through."""
-    seen = Import()
+    report = Import()
     printed, begun = io.StringIO(), time.perf_counter()
     changed: list[_State] = []
     try:
@@ -121,13 +121,13 @@ def isolated() -> Iterator[Import]:
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(printed),
         ):
-            yield seen
+            yield report
     finally:
         took = time.perf_counter() - begun
         for state in changed:
-            seen.changed += [state.name] * (not state.is_minor)
-            seen.notes.append(f"its import changed {state.name}, which was put back")
+            report.changed += [state.name] * (not state.is_minor)
+            report.notes.append(f"its import changed {state.name}, which was put back")
         if took > _SLOW:
-            seen.notes.append(f"its import took {took:.1f} s")
+            report.notes.append(f"its import took {took:.1f} s")
         if text := printed.getvalue().strip():
-            seen.notes.append(f"its import printed: {text}")
+            report.notes.append(f"its import printed: {text}")

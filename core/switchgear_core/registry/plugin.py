@@ -130,9 +130,9 @@ def load_one(entry: EntryPoint) -> Plugin:
         raise RegistrationError(
             f"it brings nothing; its module has functions by these names, marked by sg.hookimpl: {', '.join(HOOKS)}"
         )
-    who = entry.name, *distribution_of(entry), priority
+    identity = entry.name, *distribution_of(entry), priority
     samples = functools.partial(_call, manager, "switchgear_samples")
-    return Plugin(*who, executors, registry, skip_rule, passes, chooser, features, samples)
+    return Plugin(*identity, executors, registry, skip_rule, passes, chooser, features, samples)
 
 
 def _registered(manager: pluggy.PluginManager, executors: Sequence[Executor]) -> Registry:
@@ -160,23 +160,23 @@ def _registered(manager: pluggy.PluginManager, executors: Sequence[Executor]) ->
 
 def _skip_rule(manager: pluggy.PluginManager) -> SkipRule | None:
     caller = manager.hook.switchgear_is_constant_for_vjp
-    written = [implementation.function for implementation in caller.get_hookimpls()]
+    functions = [implementation.function for implementation in caller.get_hookimpls()]
     return (
-        SkipRule(lambda bound_symbol: caller(bound_symbol=bound_symbol), written[0])
-        if written
+        SkipRule(lambda bound_symbol: caller(bound_symbol=bound_symbol), functions[0])
+        if functions
         else None
     )
 
 
 def _chooser(manager: pluggy.PluginManager, plugin: str, label: str) -> Chooser | None:
     caller = manager.hook.switchgear_choose
-    written = [implementation.function for implementation in caller.get_hookimpls()]
-    if not written:
+    functions = [implementation.function for implementation in caller.get_hookimpls()]
+    if not functions:
         return None
     remedy = f"disable it with {DISABLE_VARIABLE}={plugin}"
     return Chooser(
         lambda regions, context: caller(regions=regions, context=context),
-        written[0],
+        functions[0],
         label,
         remedy,
     )

@@ -97,8 +97,8 @@ class AsEager:
         saved: set[str] = set()
         # for each overwritten base, the copies that suffice for its views, with their bytes
         copies: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        inputs = [(one, None) for one in problem.trace.inputs if one.name in problem.overwritten]
-        computed = [(one, item) for item in reversed(problem.forward) for one in item.outputs]
+        inputs = [(p, None) for p in problem.trace.inputs if p.name in problem.overwritten]
+        computed = [(p, item) for item in reversed(problem.forward) for p in item.outputs]
         for proxy, item in (*computed, *inputs):
             name = proxy.name
             if name not in required and name not in copies:
