@@ -49,7 +49,7 @@ def why_no_entry(compiler: Compiler) -> str:
         return "it has not been called yet; call it first"
     if compiler.cache.reasons:
         return "a module that its last call was for is gone"
-    reasons = [one for one in compiler.fallbacks.reasons.values() if one.calls]
+    reasons = [fallback for fallback in compiler.fallbacks.reasons.values() if fallback.calls]
     if reasons:
         return f"all calls fell back, as sg.explain tells; the last reason: {reasons[-1]}"
     return "its calls raised, or initialised the module, before anything was compiled"
