@@ -43,7 +43,7 @@ def around(options: Mapping[str, Any], devices: Iterable[torch.device]) -> str:
         (name, value) for name, value in os.environ.items() if name.startswith(_LISTENED) and name not in _PLACES
     )
     names = sorted({torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"})
-    versions = torch.__version__, torch.version.git_version, sys.version, _own()
+    versions = torch.__version__, torch.version.git_version, sys.version, _package_digest()
     machine = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), names
     modes = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     return repr((versions, machine, modes, sorted(options.items(), key=str), changes(), variables))
@@ -91,7 +91,7 @@ def lowered() -> frozenset[str] | None:
 
 
 def _lowered_note() -> str:
-    return place(_LOWERED, repr((torch.__version__, torch.version.git_version, _own())))
+    return place(_LOWERED, repr((torch.__version__, torch.version.git_version, _package_digest())))
 
 
 def keep_lowered(names: Sequence[str]) -> None:
@@ -101,7 +101,7 @@ def keep_lowered(names: Sequence[str]) -> None:
 
 
 @functools.cache
-def _own() -> str:
+def _package_digest() -> str:
     here = Path(__file__).parent
     return hashlib.sha256(b"".join(sorted(file.read_bytes() for file in here.glob("*.py")))).hexdigest()
 
