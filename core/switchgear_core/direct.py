@@ -122,7 +122,7 @@ def _kind(leaves: Sequence[object], spec: Structure, adopted: Sequence[torch.Ten
 
 
 class DirectRuntime:
-    """Runs the programs as one node of autograd, whose backward expects a gradient for every output."""
+    """Runs the programs as a single node of autograd, whose backward expects a gradient for every output."""
 
     def run(self, captured: CapturedCall, programs: Programs) -> Run:
         """Implement `Runtime.run`."""

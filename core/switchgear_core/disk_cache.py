@@ -216,7 +216,7 @@ def write(file: Path, content: bytes) -> None:
 
 
 def workplace() -> Path:
-    """Return a folder of this process, empty at first and removed at its end.
+    """Return a folder of the current process, empty at first and removed at its end.
 
     Raises:
         OSError: no folder can be created.
@@ -288,7 +288,7 @@ def shared(name: str) -> Path | None:
 
 
 def everything() -> list[Path]:
-    """Return the files and folders of this package in the cache folder; none if the folder cannot be used."""
+    """Return the files and folders of Switchgear in the cache folder; none if the folder cannot be used."""
     place = entries()
     return sorted(
         path

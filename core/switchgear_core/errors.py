@@ -13,7 +13,7 @@ from switchgear_core import own
 
 
 class SwitchgearError(Exception):
-    """Base class of all errors of this package."""
+    """Base class of all errors of Switchgear."""
 
 
 class CaptureError(SwitchgearError):
@@ -57,7 +57,7 @@ NO_DATA_IN_RULES = (
 
 
 class InvalidInput(SwitchgearError, ValueError):
-    """Error of an invalid option or argument of `jit`, `grad` or another function of this package."""
+    """Error of an invalid option or argument of `jit`, `grad` or another function of Switchgear."""
 
 
 class RegistrationError(SwitchgearError):
@@ -139,7 +139,7 @@ def did_you_mean(name: object, names: Iterable[object]) -> str:
 
 
 def warn(message: str) -> None:
-    """Warn about plugins or the environment, at the line that calls this package."""
+    """Warn about plugins or the environment, at the line that calls Switchgear."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(own.PREFIX):
         frame, level = frame.f_back, level + 1

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Change:
-    """A change of the process or of this thread, until `undo`. Create it before the change is made.
+    """A change of the process or of the current thread, until `undo`. Create it before the change is made.
 
     An interrupt may arrive between any two instructions: `put_back` undoes the changes whose own `undo` did not run.
 
@@ -55,12 +55,12 @@ _CHANGES: dict[int, list[Change]] = {}
 
 
 def changes() -> list[Change]:
-    """Return the pending changes of this thread, in order."""
+    """Return the pending changes of the current thread, in order."""
     return _CHANGES.setdefault(threading.get_ident(), [])
 
 
 def put_back(before: Collection[Change]) -> None:
-    """Undo the pending changes of this thread outside of `before`, the last first."""
+    """Undo the pending changes of the current thread outside of `before`, the last first."""
     for change in reversed([*changes()]):
         if change not in before:
             change.undo()
@@ -159,7 +159,7 @@ def together(contexts: Iterable[contextlib.AbstractContextManager[Any]]) -> Iter
 def redirected(
     holder: object, name: str, target: Callable[..., object]
 ) -> contextlib.AbstractContextManager[None]:
-    """Have calls of `holder.name` from this thread call `target`, with the original as first argument."""
+    """Have calls of `holder.name` from the current thread call `target`, with the original as first argument."""
     attribute, thread = inspect.getattr_static(holder, name), threading.get_ident()
     original = getattr(attribute, "__func__", attribute)
 

@@ -1,4 +1,4 @@
-"""Floats that change between calls: a float to the function, in the trace an input tensor of one element.
+"""Floats that change between calls: a float to the function, in the trace an input tensor of a single element.
 
 Sums, products and quotients are computed in float64, as Python does; comparisons are branches on the data of the call.
 Any other use of the number refuses the capture, which is then repeated with the float as a constant.
@@ -107,7 +107,7 @@ def operand(number: Float, other: torch.Tensor) -> torch.Tensor:
     """Return a tensor that gives arithmetic with `other` the bits and the dtype of arithmetic with the number.
 
     Raises:
-        Unsupported: PyTorch computes differently with a tensor of one element.
+        Unsupported: PyTorch computes differently with a tensor of a single element.
     """
     if other.dtype in (torch.float32, torch.float64):
         return number.tensor.to(other.dtype)

@@ -131,7 +131,7 @@ class _Profile:
 
 
 class _Events:
-    """Events of this thread. Entering marks them as events of PyTorch's own calls."""
+    """Events of the current thread. Entering marks them as events of PyTorch's own calls."""
 
     def __init__(self, started: Started, called: Called) -> None:
         self._begin, self._called = started, called

@@ -1,4 +1,4 @@
-"""The bridge into PyTorch's autograd: a compiled forward and backward as one node.
+"""The bridge into PyTorch's autograd: a compiled forward and backward as a single node.
 
 The most recent backward is tried first, by one check of the grad outputs in C++; `backwards` has the others. A saved
 tensor that was overwritten since raises only in a backward that reads the tensor. Some saved tensors carry a second
@@ -243,7 +243,7 @@ class Switchgear(torch.autograd.Function):
     @staticmethod
     @internals.opaque
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        """Run the backward for these grad outputs."""
+        """Run the backward for the given grad outputs."""
         bridge: Bridge = ctx.bridge
         last = bridge.backwards.last
         outer = grads[:-1] if bridge.inner else grads

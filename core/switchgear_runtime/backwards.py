@@ -104,7 +104,7 @@ class Backwards:
     def backward_for(
         self, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> Last:
-        """Return the backward for these grad outputs and for the inputs that need gradients.
+        """Return the backward for the given grad outputs and for the inputs that need gradients.
 
         `sizes` are the sizes of the call. The expected backward takes any sizes, each other backward its own.
 
@@ -157,7 +157,7 @@ class Backwards:
                 program = self._compile_general(general, needs, sizes)
             if program is None:
                 training = self._training_at(sizes)
-                # regions would be compiled for these sizes alone
+                # regions would be compiled for the given sizes alone
                 selection = self._selection.without_fusion() if self.sizes else self._selection
                 grads_of = _proxies(training, pattern)
                 lazy = LazyProgram(
@@ -240,7 +240,7 @@ class Backwards:
     def unread(
         self, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> frozenset[int]:
-        """Return the positions of saved tensors unread by the backward for these grad outputs."""
+        """Return the positions of saved tensors unread by the backward for the given grad outputs."""
         if torch.is_grad_enabled():
             self.differentiable_for(grads, needs, sizes)
             trace = self._differentiable[_pattern(grads, needs), sizes][1]
@@ -292,7 +292,7 @@ class Last:
         )
 
     def fits(self, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]) -> bool:
-        """Check whether the backward certainly takes these grad outputs."""
+        """Check whether the backward certainly takes the given grad outputs."""
         return (
             needs == self._needs
             and sizes == self._sizes

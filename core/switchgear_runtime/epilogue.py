@@ -59,7 +59,7 @@ def assembly(outputs: Outputs, scope: dict[str, object]) -> str | None:
 def _writing_first(
     outputs: Outputs, proxies: Sequence[TensorProxy], assemble: Finisher
 ) -> Finisher:
-    """Return `assemble` after copies into inputs, unseen by autograd; on the CPU in one call."""
+    """Return `assemble` after copies into inputs, unseen by autograd; on the CPU in a single call."""
     targets = [mutation.input for mutation in outputs.mutations]
     hidden = frozenset(mutation.input for mutation in outputs.mutations if mutation.hidden)
     sources = [mutation.output for mutation in outputs.mutations]

@@ -36,7 +36,7 @@ from switchgear_runtime.modes import same_modes
 
 @dataclass(slots=True, eq=False)
 class Fallback:
-    """Calls not captured for one reason: the number of calls, of split calls, and of kinds tried."""
+    """Calls not captured for a common reason: the number of calls, of split calls, and of kinds tried."""
 
     error: CaptureError
     #: The refused line, and the calling line of the user, if in files of the user or of a library.
@@ -190,7 +190,7 @@ def _outline(value: Any, depth: int = 5) -> object:
 
 
 class Fallbacks:
-    """The reasons why calls of one function run in eager mode, by key and by reason.
+    """The reasons why calls of a function run in eager mode, by key and by reason.
 
     A reason met in more than `limit` kinds of calls stops attempts for other kinds.
     """

@@ -51,7 +51,7 @@ class Compiled(Protocol):
     calls: int
 
     def state(self) -> str:
-        """Return the number of calls and their outcomes, in one line."""
+        """Return the number of calls and their outcomes, on a single line."""
 
     def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run a call that does not fit the most recent entry."""
@@ -59,7 +59,7 @@ class Compiled(Protocol):
     def take_turns(
         self, args: tuple[object, ...], kwargs: dict[str, object], is_alone: bool = False
     ) -> object:
-        """Run another recent entry for calls of these sizes."""
+        """Run another recent entry for calls of the given sizes."""
 
 
 @internals.opaque

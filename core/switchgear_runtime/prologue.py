@@ -1,8 +1,8 @@
 """The prologue: whether an entry fits a call, and the tensors that the entry takes from the call.
 
-One list of `Guard`s becomes one generated function. The function flattens the arguments as strictly as their structures
+One list of `Guard`s becomes a generated function. The function flattens the arguments as strictly as their structures
 compare (types, lengths, keys and types of keys, because 1 == True). It compares Python values, fetches module state by
-a prepared list, and checks the metadata of all tensors in one call of C++.
+a prepared list, and checks the metadata of all tensors in a single call of C++.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def make_prologue(
     tensors: list[torch.Tensor],
     unread: Container[int] = (),
 ) -> Prologue:
-    """Return the prologue of the entry captured for these arguments.
+    """Return the prologue of the entry captured for the given arguments.
 
     Args:
         tensors: the trace's inputs at the capture.
@@ -132,7 +132,7 @@ def make_prologue(
 
 
 def generated(head: str, body: Iterable[str], scope: dict[str, Any]) -> Callable[..., Any]:
-    """Return a function for the hot path from these lines; `head` is its name and parameters."""
+    """Return a function for the hot path from the given lines; `head` is its name and parameters."""
     name = head.partition("(")[0]
     source = "\n    ".join([f"def {head}:", *body])
     exec(compile(source, f"<switchgear {name}>", "exec"), scope)

@@ -72,7 +72,7 @@ class CublasExecutor(sg.Executor):
         return f"available on its CPU reference path; CUDA absent: {why}"
 
     def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.executors.Implementation | sg.Declined:
-        """Accept products of real numbers as PyTorch runs them, and the operators of this package."""
+        """Accept products of real numbers as PyTorch runs them, and the operators of Switchgear."""
         symbol = bound_symbol.symbol
         if symbol in _REFERENCE or symbol == LINEAR_FP8:
             return self._claim(bound_symbol)

@@ -50,13 +50,13 @@ def around(options: Mapping[str, Any], devices: Iterable[torch.device]) -> str:
 
 
 def is_off() -> bool:
-    """Check whether the user has disabled Inductor's disk caches in this process."""
+    """Check whether the user has disabled Inductor's disk caches in the current process."""
     config = sys.modules.get("torch._inductor.config")
     return config is not None and (config.force_disable_caches or not config.fx_graph_cache)
 
 
 def changes() -> str:
-    """Return the user's changes of Inductor's options in this process; empty if it is not imported."""
+    """Return the user's changes of Inductor's options in the current process; empty if it is not imported."""
     config = sys.modules.get("torch._inductor.config")
     return "" if config is None else _changes(config, config.get_hash())
 
@@ -136,7 +136,7 @@ def recorded(
         written: the files of Inductor's own record.
 
     Raises:
-        OSError: a file cannot be kept, or lies outside of this process's folder.
+        OSError: a file cannot be kept, or lies outside of the current process's folder.
     """
     record: dict[str, Any] = {"odd": [*odd], "strides": strides, "holds": holds, "key": key}
 
@@ -168,7 +168,7 @@ def recorded(
 
 
 def _relative(file: Path) -> str:
-    """Return a file's place in this process's folder for Inductor. Raises `OSError` if it lies elsewhere."""
+    """Return a file's place in the current process's folder for Inductor. Raises `OSError` if it lies elsewhere."""
     folder = sg.disk_cache.workplace()
     if not file.is_relative_to(folder):
         raise OSError(f"{file} was not written by this process")
@@ -218,7 +218,7 @@ def laid_out(
 
 
 def function(names: Sequence[str], expression: str) -> Callable[..., Any]:
-    """Return an expression over numbers of these names, possibly symbolic, as a function."""
+    """Return an expression over numbers of the given names, possibly symbolic, as a function."""
     code = compile(f"lambda {', '.join(names)}: {expression}", "<sizes>", "eval")
     scope: dict[str, Any] = {"torch": torch}
     if any(name not in ("torch", *names) for name in _names(code)):

@@ -114,7 +114,7 @@ def _differentiate(
 
 
 class Forward:
-    """A linearisation of bound symbols one by one."""
+    """A linearisation of single bound symbols."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Inner gradients: `torch.autograd.grad` in a trace becomes the lines that compute the gradients.
+"""Inner gradients: `torch.autograd.grad` in a trace becomes the lines computing the gradients.
 
 They follow the same order of rules as any backward. For enclosing gradients the lines are forward: nothing flows back
 through them, as in eager mode without `create_graph`. Where an enclosing gradient may differentiate the same call

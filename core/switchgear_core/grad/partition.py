@@ -1,6 +1,6 @@
 """Partition: the joint trace becomes a forward and a backward trace, connected by saved tensors.
 
-Lines that the outputs need, and all random draws, are forward; the rest is backward. An input that the epilogue
+Lines needed by the outputs, and all random draws, are forward; the rest is backward. An input that the epilogue
 overwrites is saved as a copy, and so is an input in the same storage, because both share a version.
 """
 
@@ -41,7 +41,7 @@ class Partitioned:
     """`forward` returns its outputs and then `saved`, some as copies; `backward` takes `saved` and the grad outputs.
 
     Numbers are no tensors: fixed sizes are constants of the backward, symbolic sizes further inputs. `unpacked` are
-    lines that restore values saved in another form. `overwritten` names the values that are saved as copies.
+    lines that restore values saved in another form. `overwritten` names the values saved as copies.
     """
 
     forward: Trace
@@ -66,7 +66,7 @@ def partition(
     fuses: bool = False,
     eager_bytes: Callable[[], int] | None = None,
 ) -> Partitioned:
-    """Split a joint trace: lines that the outputs need are forward, the rest is backward, and values between are saved.
+    """Split a joint trace: lines needed by the outputs are forward, the rest is backward, and values between are saved.
 
     Args:
         joint: the joint trace.
@@ -74,7 +74,7 @@ def partition(
             storage, are saved as copies.
         savings: chooses the saved values.
         fuses: whether an executor of the call fuses lines.
-        eager_bytes: returns the bytes that eager mode saves; by default those that this trace would save as in eager
+        eager_bytes: returns the bytes saved by eager mode; by default those that this trace would save as in eager
             mode.
     """
     residuals = _residuals(joint)

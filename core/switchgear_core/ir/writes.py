@@ -1,4 +1,4 @@
-"""Writes as operators: symbols of this package for operations that PyTorch's operators lack, and their grad rules."""
+"""Writes as operators: symbols of Switchgear for operations that PyTorch's operators lack, and their grad rules."""
 
 from __future__ import annotations
 

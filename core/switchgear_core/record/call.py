@@ -27,7 +27,7 @@ class Call:
         output: result, with proxies for tensors.
         grad_enabled: whether the call is made in grad mode.
         wrote: whether the call wrote to one of its arguments.
-        is_unit: whether its lines become one composite.
+        is_unit: whether its lines become a single composite.
         writes: whether the function writes to its first argument, or to `out`.
         out: the tensor passed as `out=`.
         generator: the generator of an operator that draws; the call itself runs without it.

@@ -95,7 +95,7 @@ def spliced(recorder: Recorder, call: Call) -> Iterator[None]:
 
 
 def close(recorder: Recorder, call: Call, *tags: str) -> None:
-    """Record a call as one composite with these tags, or as its parts if it cannot be kept whole."""
+    """Record a call as a single composite with the given tags, or as its parts if it cannot be kept whole."""
     lines = _lines(recorder, call)
     is_whole = len(lines) == 1 and lines[0].symbol == call.symbol
     if tags and is_whole:

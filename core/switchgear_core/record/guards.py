@@ -49,7 +49,7 @@ class Guard:
     modules: Sequence[Known] = ()
 
     def reason(self, leaves: Sequence[Any] = ()) -> str:
-        """Return a description of the difference in a call with these flattened arguments."""
+        """Return a description of the difference in a call with the flattened arguments."""
         return self.why if isinstance(self.why, str) else self.why(leaves)
 
 

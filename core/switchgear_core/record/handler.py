@@ -1,7 +1,7 @@
 """The seam of capture: handlers answer calls while a function is captured.
 
 A feature is a set of handlers. The two doors of capture ask the handlers in the order of the list, and name none of
-them. The features of this package are in `features`; a plugin adds features by the hook `switchgear_features`.
+them. The features of Switchgear are in `features`; a plugin adds features by the hook `switchgear_features`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PASS: Any = _Pass()
 class Handler:
     """Part of a feature. Each method is optional: only overridden methods are called.
 
-    Handlers have no state of their own: `recorder.state(handler)` is the state that `begin` returned for one capture.
+    Handlers have no state of their own: `recorder.state(handler)` is the state that `begin` returned for a capture.
     """
 
     #: The functions whose calls `take` and `answer` handle; if empty, all functions.
@@ -55,13 +55,13 @@ class Handler:
         return contextlib.nullcontext()
 
     def begin(self, recorder: Recorder) -> object:
-        """Begin one capture.
+        """Begin a capture.
 
         Args:
             recorder: the recorder of the capture.
 
         Returns:
-            The state of this handler, for `recorder.state`.
+            The state of the handler, for `recorder.state`.
         """
         return None
 
@@ -93,7 +93,7 @@ class Handler:
         return None
 
     def finish(self, recorder: Recorder, result: object) -> Any:
-        """End one capture; may add to `recorder.guards` and `recorder.after`.
+        """End a capture; may add to `recorder.guards` and `recorder.after`.
 
         Args:
             recorder: the recorder of the capture.

@@ -1,4 +1,4 @@
-"""The recorder: state of one capture, as features and grad rules see it.
+"""The recorder: state of a capture, as features and grad rules see it.
 
 Every tensor that the function uses becomes an input: arguments by position, parameters and buffers by module and name,
 other tensors by reference. Calls come in through the `doors`.
@@ -56,12 +56,12 @@ _THREAD = _Thread()
 
 
 def active_recorder() -> Recorder | None:
-    """Return the recorder at work on this thread, if any."""
+    """Return the recorder at work on the current thread, if any."""
     return _THREAD.recorder
 
 
 def active(recorder: Recorder | None) -> contextlib.AbstractContextManager[None]:
-    """Return a context with this recorder, or none, active on this thread."""
+    """Return a context with the recorder, or none, active on the current thread."""
     return replaced(_THREAD, "recorder", recorder)
 
 
@@ -106,7 +106,7 @@ class Recorder:
         self.tracker = Tracker(self.tape, self.values, self.inputs, follow_autograd)
         self.reads_inputs = reads_inputs
         self.matters = Matters()
-        #: State of each handler for this capture.
+        #: State of each handler for the capture.
         self.states: dict[Any, Any] = {}
         #: Conditions for later calls, and functions that later calls apply to their result and inputs.
         self.guards: list[Guard] = []
@@ -157,7 +157,7 @@ class Recorder:
     def recorded(
         self, symbol: Symbol, args: tuple[object, ...], output: TensorProxy, *tags: str
     ) -> torch.Tensor:
-        """Record a call of a symbol of this package.
+        """Record a call of a symbol of Switchgear.
 
         Args:
             symbol: its operation.
@@ -186,7 +186,7 @@ class Recorder:
             self.tracker.restrided(wrapper, stride, True)
 
     def state(self, handler: object) -> Any:
-        """Look up the state of a handler for this capture.
+        """Look up the state of a handler for the capture.
 
         Args:
             handler: the handler.
@@ -293,7 +293,7 @@ class Recorder:
         return self.inputs.generator(value, self.here)
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
-        """Check whether a tensor is a wrapper of this recorder, not of an enclosing one."""
+        """Check whether a tensor is a wrapper of the recorder, not of an enclosing one."""
         if not internals.is_wrapper(tensor):
             return False
         return self.enclosing is None or tensor not in self.enclosing.tracker

@@ -46,7 +46,7 @@ class Constraint:
     where: str
 
     def holds(self, binding: Mapping[str, object]) -> bool:
-        """Check the constraint for these sizes, by name."""
+        """Check the constraint for the given sizes, by name."""
         return bool(eval(self.condition, {"torch": torch}, dict(binding)))
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Computed:
 
 
 class Sizes:
-    """The symbolic sizes of one capture. `here` returns the user's line during a capture."""
+    """The symbolic sizes of a capture. `here` returns the user's line during a capture."""
 
     def __init__(self, here: Callable[[], str] = str, marks: Marks = MappingProxyType({})) -> None:
         self.marks = marks
@@ -76,7 +76,7 @@ class Sizes:
         self.numbers: list[NumberProxy] = []
         #: The symbolic numbers of `numbers`, by name.
         self.symbols: dict[str, torch.SymInt] = {}
-        #: The templates of derived rules with these sizes.
+        #: The templates of derived rules for the sizes.
         self.templates: dict[Any, Any] = {}
         self.is_narrowed = False
         #: Whether an integer among the arguments is symbolic.
@@ -218,13 +218,13 @@ _THREAD = _Thread()
 
 
 def active_sizes() -> Sizes | None:
-    """Return the symbolic sizes of the capture or compilation on this thread, or None."""
+    """Return the symbolic sizes of the capture or compilation on the current thread, or None."""
     return _THREAD.sizes
 
 
 @contextlib.contextmanager
 def symbolic(sizes: Sizes | None) -> Iterator[None]:
-    """Return a context in which captures and compilations use these sizes."""
+    """Return a context in which captures and compilations use the given sizes."""
     with replaced(_THREAD, "sizes", sizes):
         yield
 
@@ -275,7 +275,7 @@ def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
 
 
 def concrete(value: object, binding: Mapping[str, int]) -> Any:
-    """Return a part of a trace, or of a related value, with these sizes substituted."""
+    """Return a part of a trace, or of a related value, with the given sizes substituted."""
 
     @functools.cache
     def evaluated(text: str) -> object:

@@ -32,7 +32,7 @@ class Structure:
         return self.spec.is_leaf() and not self.records
 
     def unflatten(self, leaves: list[object]) -> Any:
-        """Return the nested value with these leaves."""
+        """Return the nested value with the given leaves."""
         if self.records:
             leaves = list(leaves)
         for index, kind, names, inner in self.records:

@@ -70,7 +70,7 @@ def is_own_file(name: str) -> bool:
 
 
 def runs_no_user_code(fn: object, kinds: Iterable[type], values: Iterable[object]) -> bool:
-    """Check whether a PyTorch call, with these kinds of tensors among these values, runs no user code."""
+    """Check whether a PyTorch call, with these kinds of tensors among the given values, runs no user code."""
     if not _PLAIN.issuperset(kinds):
         return False
     if isinstance(fn, _IN_C):
@@ -89,7 +89,7 @@ def user_frame() -> tuple[types.FrameType | None, int]:
 
 
 def raising_line(error: Exception) -> str:
-    """Return the user's line that raised an error."""
+    """Return the user's line raising an error."""
     places = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
     ]

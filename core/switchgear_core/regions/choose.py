@@ -40,7 +40,7 @@ class Fused:
 
 
 class Contestants:
-    """The `RegionContext` of one call."""
+    """The `RegionContext` of a call."""
 
     def __init__(self, regions: Sequence[Region], program: str, selection: Selection) -> None:
         self.executors: tuple[Executor, ...] = selection.executors

@@ -141,7 +141,7 @@ def _read(items: Iterable[BoundSymbol]) -> tuple[TensorProxy, ...]:
 
 
 def _line(block: _Block, fused: Fused) -> BoundSymbol:
-    """Return a region as one bound symbol."""
+    """Return a region as a single bound symbol."""
     trace, items = replace(block.region.trace, name=fused.name), block.items
     by_operators = cache(trace.function)
     links = {(id(link.forward), link.rule): link for item in items for link in item.links}

@@ -82,7 +82,7 @@ class Executor:
         return kind(**options)
 
     def unavailable(self) -> str | None:
-        """Return the reason why this executor cannot run here, such as a missing device, or None."""
+        """Return the reason why the executor cannot run here, such as a missing device, or None."""
         return None
 
     def limited(self) -> str | None:
@@ -96,7 +96,7 @@ class Executor:
 
         Args:
             bound_symbol: the call.
-            entry: the registration of this executor for the symbol; None if there is none.
+            entry: the registration of the executor for the symbol; None if there is none.
 
         Returns:
             The implementation that runs the call, or `Declined` with the reason.
@@ -130,7 +130,7 @@ class FusionExecutor(Executor):
     Calls with symbolic sizes are offered only with `symbolic_sizes`. Layouts and arguments then hold symbolic numbers,
     made of sizes that are the region's `numbers`.
 
-    A `boxed` executor's compiled function takes numbers and inputs in one list, and empties the list. An input without
+    A `boxed` executor's compiled function takes numbers and inputs in a list, and empties the list. An input without
     a later reader is then freed after its last use in the region.
     """
 
@@ -185,7 +185,7 @@ class FusionExecutor(Executor):
             region: the operators, in order. Numbers are sizes of at least 2, and vary between calls.
 
         Returns:
-            A function of the region's numbers and inputs (in one list if `boxed`), that returns its outputs as a tuple.
+            A function of the region's numbers and inputs (in a list if `boxed`), that returns its outputs as a tuple.
             Outputs have the strides of their proxies, and share no memory with each other or with an input. `Declined`,
             with the reason, leaves the region to others.
         """
@@ -206,7 +206,7 @@ class FusionExecutor(Executor):
         """Return the compiled function of an equal region, from this process or another, without compiling.
 
         With `compile="background"`, a worker process compiles with an executor of the same `fingerprint()` and stores
-        the result on disk. Without `load`, the regions that the executor won are compiled again in this process.
+        the result on disk. Without `load`, the regions that the executor won are compiled again in the current process.
 
         Args:
             region: the operators, in order.

@@ -100,7 +100,7 @@ def _set_stream(state: list[int]) -> None:
 
 @contextlib.contextmanager
 def uncaptured() -> Iterator[None]:
-    """Return a context outside the capture on this thread, if any, for code of plugins and its callers."""
+    """Return a context outside the capture on the current thread, if any, for code of plugins and its callers."""
     recorder = active_recorder()
     if recorder is None:
         yield

@@ -86,7 +86,7 @@ class Option:
 
 
 def one_of(*words: str | bool | None) -> dict[str, Any]:
-    """Return the fields of an option with these values."""
+    """Return the fields of an option with the given values."""
     texts = [word for word in words if isinstance(word, str)]
     return {
         "fits": lambda value: value in words,
@@ -130,7 +130,7 @@ _DEFAULTS: ContextVar[Mapping[str, object]] = ContextVar("defaults", default=Map
 
 @contextlib.contextmanager
 def defaults_set(values: Mapping[str, object]) -> Iterator[None]:
-    """Set defaults of this thread for a block."""
+    """Set defaults of the current thread for a block."""
     token = _DEFAULTS.set({**_DEFAULTS.get(), **values})
     try:
         yield

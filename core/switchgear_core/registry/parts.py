@@ -117,7 +117,7 @@ class Parts:
 
 @undoing
 def installed_parts() -> Parts:
-    """Return the parts of this process."""
+    """Return the parts of the current process."""
     with LOADING, uncaptured():
         return _loaded_once()
 

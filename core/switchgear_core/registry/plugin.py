@@ -208,7 +208,7 @@ def _call(manager: pluggy.PluginManager, hook: str, **arguments: object) -> list
 
 
 def manager_of(module: object, name: str) -> pluggy.PluginManager:
-    """Return a manager with the hooks of one module.
+    """Return a manager with the hooks of a module.
 
     Raises:
         RegistrationError: it is for another contract, or a function is no hook.

@@ -28,7 +28,7 @@ from switchgear_core.registry.selection import Claimant, Selection
 
 
 class CallContext:
-    """The `PassContext` of one call."""
+    """The `PassContext` of a call."""
 
     def __init__(
         self,

@@ -98,7 +98,7 @@ class Candidate(Generic[_Loaded]):
         if self.is_loaded or self.fault is not None:
             return
         self.is_loaded = True
-        # attributes a crash or a hang of the import to this plugin
+        # attributes a crash or a hang of the import to the plugin
         LOG.info("importing plugin %s (%s)", self.label, self.entry.value)
         try:
             with isolated() as self.imported:
@@ -141,7 +141,7 @@ class Discovery:
         return [c.entry for c in self._candidates if not c.is_loaded and c.fault is None]
 
     def rule_out(self, reasons: Mapping[EntryPoint, str]) -> None:
-        """Rule out entry points before their import, for these reasons."""
+        """Rule out entry points before their import, for the given reasons."""
         for item in self._candidates:
             if item.entry in reasons:
                 item.fault = "failed", reasons[item.entry]

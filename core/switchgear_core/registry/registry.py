@@ -67,7 +67,7 @@ class ImplementationEntry(_Checked):
 
 @dataclass(frozen=True, slots=True)
 class GradRule(_Checked):
-    """Registration of a grad rule for one symbol. `backward` is the second half of an augmented pair, else None.
+    """Registration of a grad rule for a single symbol. `backward` is the second half of an augmented pair, else None.
 
     `owner` is the name of an executor, or of a plugin of rules alone (or of its distribution). `override`: whether the
     rule may replace an earlier registration of its owner. For messages, `label` is the name and version of the owner,
@@ -214,7 +214,7 @@ class Registry:
 
 
 class Table(Shown):
-    """Implementations and grad rules of one owner. A table has no effect until installed, or passed to an executor.
+    """Implementations and grad rules of an owner. A table has no effect until installed, or passed to an executor.
 
     A `target` is a function of PyTorch, an operator overload or packet, a custom operator, or a name.
 

@@ -1,4 +1,4 @@
-"""The choice of the tensors that a forward saves for its backward: the protocol, and the default."""
+"""The choice of the tensors saved by a forward for its backward: the protocol, and the default."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Problem:
         forward: the lines of the forward.
         later: the lines of the backward.
         read: the values of the forward, inputs included, that the backward reads.
-        overwritten: the names of the values that are saved as copies, because the call overwrites them.
+        overwritten: the names of the values saved as copies, because the call overwrites them.
         residuals: the values that grad rules chose to save, by name, with the rules.
         names: the source of names for new values.
         fuses: whether an executor of the call fuses lines.
-        eager_bytes: returns the bytes that eager mode saves, without inputs.
+        eager_bytes: returns the bytes saved by eager mode, without inputs.
     """
 
     trace: Trace
@@ -83,7 +83,7 @@ class Savings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AsEager:
-    """Saves the values that the backward reads, as eager mode does; a view is recomputed from its base.
+    """Saves the values read by the backward, as eager mode does; a view is recomputed from its base.
 
     Of an overwritten base and its views, those that make the smaller copies are saved.
     """

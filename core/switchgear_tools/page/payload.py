@@ -18,7 +18,7 @@ from switchgear_tools.facts import ExplainedProgram, Facts, by_executor
 from switchgear_tools.lifetimes import lifetimes
 from switchgear_tools.ranges import label_of
 
-#: Programs with more than `MOST` lines are folded: up to `FOLDED` lines of one module become one.
+#: Programs with more than `MOST` lines are folded: up to `FOLDED` lines of a module become one.
 MOST, FOLDED = 50_000, 100
 #: Programs with more lines are shown without their stages.
 MOST_WITH_STAGES = 20_000
@@ -233,7 +233,7 @@ def _stages(stages: Iterable[Trace], tables: _Tables) -> Iterator[dict[str, Any]
 
 
 def _fold(programs: list[dict[str, Any]]) -> None:
-    """Replace adjacent rows of one module and executor with one row."""
+    """Replace adjacent rows of a module and executor with a single row."""
     places: dict[int, int] = {}
     for program in programs:
         groups: list[Row] = []
