@@ -162,7 +162,7 @@ class Facts:
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes saved for the backward, without inputs, which live anyway."""
+        """The bytes saved for the backward, without inputs (alive anyway)."""
         return sum(value.bytes for value in self.saved if not value.alive)
 
     @property

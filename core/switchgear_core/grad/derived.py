@@ -67,7 +67,7 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
         torch.get_default_dtype(),
     )
     key = bound_symbol.symbol.fn, signature, modes
-    # a template with symbolic sizes is for these alone, and its decisions bind their entry
+    # a template with symbolic sizes is for its sizes alone, and its decisions bind their entry
     sizes = active_sizes()
     cache: dict[object, Template] = (
         sizes.templates if sizes and depends_on_sizes(bound_symbol) else _CACHE
@@ -277,7 +277,7 @@ def instantiate(
     return body, map_proxies(lambda grad: env.get(grad.name, grad), template.grads)
 
 
-#: Overloads whose formula reads other values when it is differentiated in turn.
+#: Overloads whose formula reads other values if differentiated in turn.
 _READ_MORE = frozenset(
     {
         torch.ops.aten._linalg_det.default,

@@ -193,7 +193,7 @@ class Forward:
         return ()
 
     def _constant(self, item: BoundSymbol) -> str:
-        """Return why a bound symbol is constant for differentiation; empty if it is not."""
+        """Return why a bound symbol is constant for differentiation; empty otherwise."""
         if not _requires_grad(item.inputs):
             return "no input requires grad"
         if not item.grad_enabled:
@@ -217,7 +217,7 @@ class Forward:
         link = Link(origin, rule_origin)
         inside = {proxy.name for line in applied.forward for proxy in line.outputs}
         if self.ends & inside - {proxy.name for proxy in applied.outputs}:
-            # values of rules are saved by name, which must not depend on the requested outputs
+            # values of rules are saved by name, independent of the requested outputs
             with self.names.apart():
                 for line in applied.forward:
                     try:
@@ -316,7 +316,7 @@ class Forward:
         return self._cut(current) if cut else current
 
     def _cut(self, item: BoundSymbol) -> BoundSymbol:
-        """Return the bound symbol with no result that requires grad."""
+        """Return the bound symbol with no result requiring grad."""
         results = [
             proxy for part in with_parts([item]) for proxy in part.outputs if proxy.requires_grad
         ]
@@ -328,7 +328,7 @@ class Forward:
 
 
 def _adopt_constant(names: Names, recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
-    """Enter a tensor that a rule closes over."""
+    """Enter a tensor from a rule's closure."""
     constants = recorder.tape.constants
     name = names.claim(f"c{len(constants)}")
     with internals.real_dispatch():

@@ -45,7 +45,7 @@ def refuse_saved(forward: Trace, saved: Iterable[TensorProxy], written_names: Se
 
 
 def _read(joint: Joint) -> Iterator[tuple[TensorProxy, BoundSymbol | None]]:
-    """Yield the values of the forward that backwards read, each with the forward line whose gradient needs it."""
+    """Yield the values of the forward read by backwards, each with the forward line whose gradient needs it."""
     for line in joint.trace.bound_symbols:
         rules = [link.rule for link in line.links]
         if BACKWARD in line.tags or any(EAGERS.isdisjoint((r.owner, r.form)) for r in rules):

@@ -231,7 +231,7 @@ class _Region(Forward):
         outputs: Iterable[TensorProxy],
         link: Link,
     ) -> None:
-        """Append zeros for a gradient that a rule omits, although PyTorch has it."""
+        """Append zeros for a gradient omitted by a rule, although PyTorch has the gradient."""
         if not path and all(source.name != proxy.name for proxy in outputs):
             raise SwitchgearError(
                 f"the gradient of {source.name} was lost, at {link.forward.source}; please report this"
@@ -239,7 +239,7 @@ class _Region(Forward):
         self._line(_ZEROS, (source,), {}, result, link)
 
     def _hand_out(self, result: TensorProxy, grad: TensorProxy, link: Link) -> None:
-        """Append a copy of a gradient that has no line of its own, or has another layout than PyTorch's."""
+        """Append a copy of a gradient without a line of its own, or with another layout than PyTorch's."""
         if not _same_layout(result, grad) and is_dense(result):
             empty = replace(result, name=self.names.fresh())
             self._line(

@@ -41,7 +41,7 @@ class Partitioned:
     """`forward` returns its outputs and then `saved`, some as copies; `backward` takes `saved` and the grad outputs.
 
     Numbers are no tensors: fixed sizes are constants of the backward, symbolic sizes further inputs. `unpacked` are
-    lines that restore values saved in another form. `overwritten` names the values saved as copies.
+    lines restoring values saved in another form. `overwritten` names the values saved as copies.
     """
 
     forward: Trace
@@ -54,7 +54,7 @@ class Partitioned:
 
     @property
     def saved_bytes(self) -> int:
-        """The saved bytes, without inputs, which are alive anyway."""
+        """The saved bytes, without inputs (alive anyway)."""
         alive = {proxy.name for proxy in self.forward.inputs} - self.overwritten
         return sum(proxy.bytes for proxy in self.saved if proxy.name not in alive)
 
@@ -138,7 +138,7 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
 
 
 def overwritten_values(forward: Iterable[BoundSymbol], inputs: frozenset[str]) -> frozenset[str]:
-    """Return the names of inputs, and of all values that share their storage."""
+    """Return the names of inputs, and of all values in their storage."""
     return inputs.union(name for name, first in storages(forward).items() if first in inputs)
 
 
@@ -159,7 +159,7 @@ def _residuals(joint: Joint) -> dict[str, RuleOrigin]:
 
 
 class _Halves:
-    """A joint trace, split: `read` are the values of `forward`, including inputs, that `later` or the gradients read.
+    """A joint trace, split: `read` are the values of `forward`, including inputs, read by `later` or the gradients.
 
     The forward also computes the values in `required`. `saved_names` are its saved tensors, if decided already.
     """
@@ -187,7 +187,7 @@ class _Halves:
         self.read = tuple({p.name: p for p in read if p.name not in later_results}.values())
 
     def backward(self, replay: Body, saved: tuple[TensorProxy, ...]) -> Trace:
-        """Return the backward that takes `saved`, and recomputes the lines of `replay` that it needs."""
+        """Return the backward that takes `saved`, and recomputes the needed lines of `replay`."""
         body = _just_in_time(live((*replay, *self.later), proxies(self.grads)))
         inputs = (*saved, *self.grad_outputs)
         numbers = tuple(NumberProxy(number.name) for number in self.trace.numbers)

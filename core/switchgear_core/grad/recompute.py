@@ -61,7 +61,7 @@ def recompute(
         return forward, backward
     fixed = {proxy.name for proxy in grads}
     inside = [item for item in backward if BACKWARD not in item.tags and region_of(item)]
-    # lines of a region that only the backward needs, although without gradient: they move with the region
+    # lines of a region needed by the backward alone, although without gradient: they move with the region
     moved = [item for item in inside if fixed.isdisjoint(proxy.name for proxy in item.outputs)]
     savable = {proxy.name for item in forward for proxy in item.outputs}
     regions = _Regions((*forward, *moved), savable, names, saved_names)
@@ -74,7 +74,7 @@ def recompute(
 
 @dataclass(slots=True, eq=False)
 class _Regions:
-    """The regions of a trace: `sources` are their lines, and `savable` the names of values that can be saved."""
+    """The regions of a trace: `sources` are their lines, and `savable` the names of savable values."""
 
     sources: Body
     savable: set[str]
@@ -100,7 +100,7 @@ class _Regions:
             self.pending.add(name)
 
     def _keep(self, name: str) -> None:
-        """Save a value, and all values that share its storage."""
+        """Save a value, and all values in its storage."""
         while name in self.savable and name not in self.saved:
             self.saved.add(name)
             item = self.maker[name]

@@ -30,7 +30,7 @@ class Linear:
 
 
 def refusing(item: BoundSymbol, link: Link, error: NotDifferentiable) -> Linear:
-    """Return a linearisation of a call without derivative, which raises where a gradient arrives."""
+    """Return a linearisation of a call without derivative: an arriving gradient raises."""
 
     def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
         raise error
@@ -103,7 +103,7 @@ def _converted(
 ) -> tuple[BoundSymbol, ...]:
     """Return lines that convert `grad` as the autograd engine does.
 
-    Under autocast the result has the dtype of its value. The part of a base that was written to is copied contiguously.
+    Under autocast the result has the dtype of its value. The written part of a base is copied contiguously.
     """
     if grad.dtype == dtype and not copies:
         return ()

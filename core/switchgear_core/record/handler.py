@@ -33,7 +33,7 @@ class _Pass:
         return "PASS"
 
 
-#: Answer of a handler to a call that it leaves to others.
+#: Answer of a handler to a call left to others.
 PASS: Any = _Pass()
 
 
@@ -88,7 +88,7 @@ class Handler:
             tensor: the tensor, as the function uses it.
 
         Returns:
-            The path by which later calls find the tensor, or None.
+            The path to the tensor for later calls, or None.
         """
         return None
 
@@ -135,7 +135,7 @@ class Handler:
         return PASS
 
     def opened(self, recorder: Recorder, call: Call) -> None:
-        """Note that the parts of a call are recorded next.
+        """Note the start of recording the parts of a call.
 
         Args:
             recorder: the recorder of the capture.
@@ -189,7 +189,7 @@ class Feature:
     Attributes:
         name: the name, as in `SWITCHGEAR_DISABLE_FEATURES`.
         handlers: the handlers, asked in this order.
-        replaces: features, by name, that do the same worse, and are left out beside it.
+        replaces: features, by name, that do the same worse, and are left out next to the feature.
     """
 
     name: str
@@ -198,7 +198,7 @@ class Feature:
 
 
 def getter(attribute: str) -> Callable[..., object]:
-    """Return the function that a function mode sees where an attribute of a tensor is read."""
+    """Return the function seen by a function mode where an attribute of a tensor is read."""
     return getattr(torch.Tensor, attribute).__get__  # type: ignore[no-any-return]
 
 
@@ -234,7 +234,7 @@ class Handlers:
 
     @functools.cached_property
     def packages(self) -> tuple[str, ...]:
-        """Prefixes, with a trailing dot, of the modules that define the handlers."""
+        """Prefixes, with a trailing dot, of the modules of the handlers."""
         modules = {type(handler).__module__ for handler in self._owner}
         return tuple({f"{name.rpartition('.')[0] or name}." for name in modules})
 
@@ -295,7 +295,7 @@ class Handlers:
         return PASS
 
     def _attribute(self, error: Exception, handler: Handler) -> None:
-        """Add a note that names the feature, if the handler's own code raised the error."""
+        """Add a note with the feature's name, if the handler's own code raised the error."""
         is_its = raising_module(error) == type(handler).__module__
         if not is_its or isinstance(error, SwitchgearError):
             return
@@ -308,7 +308,7 @@ class Handlers:
 
 
 def enabled(features: Sequence[Feature], others: Iterable[Feature] = ()) -> tuple[Feature, ...]:
-    """Return the features that the environment does not leave out.
+    """Return the features not left out by the environment.
 
     Args:
         features: the features of a call.

@@ -34,7 +34,7 @@ _DIFFERENTIABLE: dict[object, tuple[bool, ...]] = {}
 
 
 def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:
-    """Record the call of an overload that returned `result`."""
+    """Record the call of an overload with its `result`."""
     values, tape, func = recorder.values, recorder.tape, call.func
     args, kwargs = _generators_known(recorder, call)
     if active_sizes() is not None:

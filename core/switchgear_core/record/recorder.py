@@ -35,7 +35,7 @@ class Matters:
 
     #: Leaves of autograd: gradients requested inside might flow through an input's history.
     leaves: bool = False
-    #: Bases that require grad.
+    #: Bases requiring grad.
     bases: bool = False
     #: Storage offsets.
     offsets: bool = False
@@ -78,7 +78,7 @@ def _fake_mode(enclosing: Recorder | None) -> internals.FakeMode:
 
 
 class Recorder:
-    """Recorder of a function that runs on wrappers instead of tensors.
+    """Recorder of a function running on wrappers instead of tensors.
 
     Args:
         names: names of the values of the trace.
@@ -144,7 +144,7 @@ class Recorder:
         return self.tape.paused()
 
     def record(self, symbol: Symbol, args: tuple[object, ...], output: object, *tags: str) -> None:
-        """Record a call that no mode saw, of values of the trace.
+        """Record a call unseen by the modes, of values of the trace.
 
         Args:
             symbol: its operation.
@@ -176,7 +176,7 @@ class Recorder:
         return self.tracker.wrapper_for(output)
 
     def keep_strides(self, wrapper: torch.Tensor, stride: tuple[int, ...]) -> None:
-        """Note the strides of a tensor that a composite of PyTorch created and wrote to.
+        """Note the strides of a tensor created and written by a composite of PyTorch.
 
         Args:
             wrapper: the tensor.
@@ -192,7 +192,7 @@ class Recorder:
             handler: the handler.
 
         Returns:
-            The value that its `begin` returned.
+            The result of its `begin`.
         """
         return self.states[handler]
 
@@ -203,7 +203,7 @@ class Recorder:
             tensor: an outside tensor, or a wrapper.
 
         Returns:
-            The input, or None for a value that the trace computes.
+            The input, or None for a value computed by the trace.
 
         Raises:
             Unsupported: the tensor is from outside and cannot be an input.
@@ -262,7 +262,7 @@ class Recorder:
         return wrapper
 
     def track_outputs(self, result: object) -> object:
-        """Note the tensors that a call returned.
+        """Note the tensors returned by a call.
 
         Args:
             result: the result of the call, with wrappers for tensors.

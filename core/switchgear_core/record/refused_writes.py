@@ -91,7 +91,7 @@ def refuse_write(
         func is _aten.as_strided_scatter.default
         and (
             differentiable
-            or not args[0].is_contiguous()  # PyTorch 2.13 needs it if the base requires grad
+            or not args[0].is_contiguous()  # PyTorch 2.13 needs the copy if the base requires grad
             or overlaps_itself(args[0].as_strided(*args[2:]))
         )
     ):

@@ -1,4 +1,4 @@
-"""Symbolic sizes: numbers of a trace that are unknown until a call, and the constraints on them.
+"""Symbolic sizes: numbers of a trace, unknown until a call, with their constraints.
 
 They are PyTorch's `SymInt`s, each a separate symbol. A decision by Python, PyTorch or a pass that depends on a size
 becomes a constraint with the user's line; a call that violates the constraints is compiled separately. Estimates use
@@ -40,7 +40,7 @@ Marks: TypeAlias = Mapping[int | str, frozenset[int]]
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A condition on the sizes of a call, as Python, and the line that decided it, if any."""
+    """A condition on the sizes of a call, as Python, and the deciding line, if any."""
 
     condition: str
     where: str
@@ -91,7 +91,7 @@ class Sizes:
 
     @functools.cached_property
     def env(self) -> object:
-        """PyTorch's environment for symbols; floats do not need it, and its import is slow."""
+        """PyTorch's environment for symbols, needless for floats and slow to import."""
         return internals.new_shape_env(self._here)
 
     def layout(
@@ -99,7 +99,7 @@ class Sizes:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return sizes and strides of the input `name`, with symbolic `dims`, except for sizes 0 and 1.
 
-        Strides follow from the sizes; a stride that does not is symbolic if `~dim` is in `dims`.
+        Strides follow from the sizes; any other stride is symbolic if `~dim` is in `dims`.
         """
         shape: list[Any] = list(tensor.shape)
         for dim in sorted(dims):
@@ -159,7 +159,7 @@ class Sizes:
         finally:
             change.undo()
             del self.computed[count:]
-            # the entry now assumes conditions that hold for some calls alone
+            # the entry now assumes conditions of some calls alone
             self.is_narrowed = self.is_narrowed or internals.guard_count(self.env) > start
 
     @property
@@ -168,7 +168,7 @@ class Sizes:
         return (*self._constraints, *self.computed)
 
     def fits(self) -> Callable[[Sequence[torch.Tensor]], bool]:
-        """Return a function that checks the constraints for the input tensors of a call."""
+        """Return a check of the constraints for the input tensors of a call."""
         names = "".join([f"{number.name}, " for number in self.numbers])
         condition = " and ".join([f"({constraint.condition})" for constraint in self._constraints])
         scope: dict[str, Any] = {

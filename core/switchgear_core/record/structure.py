@@ -114,7 +114,7 @@ def _take_parts(
 def _open(
     spec: pytree.TreeSpec, name: str, scope: dict[str, object], lines: list[str]
 ) -> list[str]:
-    """Return the names of a container's children; append statements that compare and unpack it to `lines`."""
+    """Return the names of a container's children; append statements for comparing and unpacking to `lines`."""
     kind, size = spec.type, spec.num_children
     parts = [f"{name}_{index}" for index in range(size)]
     targets = "".join([f"{part}, " for part in parts])

@@ -18,7 +18,7 @@ import typing_extensions
 
 from switchgear_core import own
 
-_PYTORCH = str(pathlib.Path(torch.__file__).parent) + os.sep  # torch_geometric lies next to it
+_PYTORCH = str(pathlib.Path(torch.__file__).parent) + os.sep  # torch_geometric lies next to torch
 #: PyTorch's context managers are entered through contextlib; watched functions are called through the other modules.
 _OWN_FILES = (
     _PYTORCH,
@@ -29,13 +29,13 @@ _OWN_FILES = (
     "<frozen ",
 )
 _STANDARD = str(pathlib.Path(functools.__file__).parent)
-#: Types of functions in C that call no user code on plain tensors.
+#: Types of functions in C without calls of user code on plain tensors.
 _IN_C = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType),
     *(types.MethodWrapperType, types.WrapperDescriptorType),
 )
 _PLAIN = frozenset({torch.Tensor})
-#: Modules of functions in Python that call no user code either.
+#: Modules of functions in Python without calls of user code either.
 _OF_DATA = frozenset({"torch.nn.functional", "torch.functional", torch.Tensor.split.__module__})
 _DATA = frozenset(
     {

@@ -126,7 +126,7 @@ class Contestants:
             ) from error
 
     def name(self, region: Region, executor: FusionExecutor) -> str:
-        """Return the name of a region that an executor compiles."""
+        """Return the name of a region for an executor."""
         return as_name(f"{executor.name}_{self._program}_{self._numbers[region]}")
 
 
@@ -174,7 +174,7 @@ def _compiled(
 def _loaded(
     region: Region, answers: Answers, context: Contestants, selection: Selection
 ) -> Fused | Declined:
-    """Return the outcome that the answers give for a region; only an executor without code on disk recompiles."""
+    """Return the answers' outcome for a region; only an executor without code on disk recompiles."""
     answer = answers.of(region)
     if answer.executor is None:
         return Declined(answer.reason)
@@ -219,7 +219,7 @@ def _ask_choosers(
 def _guarded(
     chooser: Chooser, regions: Sequence[Region], context: Contestants
 ) -> Sequence[RegionChoice | None]:
-    """Return a plugin's answers, one for each region.
+    """Return a plugin's answers, by region.
 
     Raises:
         RuleError: the plugin raised, or returned something invalid.

@@ -54,7 +54,7 @@ class Dataflow:
         return self._base.get(proxy.name, proxy)
 
     def views_read(self, read: Iterable[TensorProxy]) -> set[int]:
-        """Return the views that compute some proxies, and the views below them."""
+        """Return the views computing some proxies, and the views below."""
         views: set[int] = set()
         pending = list(read)
         while pending:
@@ -91,7 +91,7 @@ class Dataflow:
 
 
 def find_regions(flow: Dataflow) -> list[list[int]]:
-    """Return the members, without views, of maximal regions to run together.
+    """Return the members, without views, of maximal regions.
 
     Each step from one owner to another is one level down, so a path out of an owner's level never returns to the level.
     Therefore lines of an owner on one level may run together. A region joins lines that read each other or the same
@@ -187,7 +187,7 @@ def _sink(flow: Dataflow, level: list[int], group: _Sets) -> None:
 
 
 def _waiting(flow: Dataflow, members: Iterable[int]) -> int:
-    """Return the bytes that others compute for a group."""
+    """Return the bytes computed by others for a group."""
     results = {proxy.name for index in members for proxy in flow.body[index].outputs}
     read = {
         base.name: base for index in members for base in map(flow.base, flow.body[index].inputs)
@@ -198,7 +198,7 @@ def _waiting(flow: Dataflow, members: Iterable[int]) -> int:
 
 
 def _leaving(flow: Dataflow, members: Iterable[int], readers: Iterable[int]) -> int:
-    """Return the bytes that a group computes for its readers."""
+    """Return the bytes computed by a group for its readers."""
     read = {base.name for index in readers for base in map(flow.base, flow.body[index].inputs)}
     return sum(
         bytes_of(proxy)

@@ -1,4 +1,4 @@
-"""Wholes: composites that executors claim whole, restored where a fusion executor declines all of their parts."""
+"""Wholes: composites that executors claim whole, restored where a fusion executor declines all parts."""
 
 from __future__ import annotations
 

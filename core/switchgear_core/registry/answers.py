@@ -1,4 +1,4 @@
-"""Answers: the results for regions that another process compiled and measured."""
+"""Answers: the results for regions compiled and measured by another process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Answers:
     """The answers for a program's regions, by computation.
 
     `default` is the reason for regions without an answer; `in_use` are the answers of compiled regions. `missing` names
-    compiled code that is not found; `failure` names the program whose compilation failed, with the error. `last`:
+    missing compiled code; `failure` names the program whose compilation failed, with the error. `last`:
     whether other processes may use the answers.
     """
 

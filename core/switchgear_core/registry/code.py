@@ -42,7 +42,7 @@ def _module(function: Any) -> str | None:
 
 def _digest(name: str) -> str | None:
     module = sys.modules.get(name)
-    # the files may change while a module is loaded: they are read once
+    # the files may change while a module is loaded: each is read once
     spec = getattr(module, "__spec__", None)
     if name not in _DIGESTS or _DIGESTS[name][0] is not spec:
         _DIGESTS[name] = spec, _read(name)

@@ -20,7 +20,7 @@ class Executor:
 
     Args:
         name: the name that users list.
-        priority: without an explicit list, higher values are asked first, and equal ones by name. By default fusion
+        priority: without an explicit list, higher values are asked first, equal values by name. By default fusion
             executors come before others of priority 0 and less.
         version: shown in messages; by default the version of the plugin's package.
         table: implementations and grad rules of an executor that no plugin registers.
@@ -112,7 +112,7 @@ class Executor:
             bound_symbol: the call.
 
         Returns:
-            True makes it a constant, False keeps it, None passes the question to the next rule.
+            True makes the call a constant, False keeps the call, None passes the question to the next rule.
         """
         return None
 
@@ -168,7 +168,7 @@ class FusionExecutor(Executor):
 
     @staticmethod
     def operators(region: Trace) -> tuple[BoundSymbol, ...]:
-        """List the bound symbols of a region that are not views.
+        """List the bound symbols of a region other than views.
 
         Args:
             region: the operators, in order.
@@ -185,14 +185,14 @@ class FusionExecutor(Executor):
             region: the operators, in order. Numbers are sizes of at least 2, and vary between calls.
 
         Returns:
-            A function of the region's numbers and inputs (in a list if `boxed`), that returns its outputs as a tuple.
+            A function of the region's numbers and inputs (in a list if `boxed`), with the outputs as a tuple.
             Outputs have the strides of their proxies, and share no memory with each other or with an input. `Declined`,
             with the reason, leaves the region to others.
         """
         raise NotImplementedError(f"{type(self).__name__} compiles nothing")
 
     def compile_all(self, regions: Sequence[Trace]) -> Sequence[Callable[..., object] | Declined]:
-        """Compile all regions of a program, which a subclass may do in parallel.
+        """Compile all regions of a program; a subclass may do so in parallel.
 
         Args:
             regions: the regions, in order.
@@ -222,13 +222,13 @@ class FusionExecutor(Executor):
         return type(self).load is not FusionExecutor.load
 
     def fingerprint(self) -> str:
-        """Return the options and library versions that affect speed; part of the key of remembered timings."""
+        """Return the options and library versions affecting speed; part of the key of remembered timings."""
         return ""
 
     def claim(
         self, bound_symbol: BoundSymbol, entry: ImplementationEntry | None
     ) -> Implementation | Declined:
-        """Claim a supported call; the symbol itself runs it until a region replaces it.
+        """Claim a supported call; the symbol itself runs the call until a region replaces the call.
 
         Args:
             bound_symbol: the call.

@@ -24,7 +24,7 @@ _SLOW = 1.0
 
 @dataclass(slots=True)
 class Import:
-    """Side effects of an import: `changed` names restored states other than minor ones, `notes` all of them."""
+    """Side effects of an import: `changed` names restored states other than minor ones, `notes` all states."""
 
     changed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ def _set_filters(before: list[object]) -> None:
     warnings.filters[:] = before  # type: ignore[index]
 
 
-#: States that a call must not leave changed.
+#: States to be left unchanged by a call.
 _MODES = (
     _State("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     _State("the grad mode", torch.is_grad_enabled, torch.set_grad_enabled),

@@ -1,6 +1,6 @@
 """Parts: plugins that take part in every call of `jit`, named by entry points of the group `switchgear.parts`.
 
-Capture, the runtime and what else ships here are parts, like those of strangers. Each is loaded apart: one that fails
+Capture, the runtime and the other shipped packages are parts, like parts of strangers. Each is loaded separately: a part that fails
 leaves a `PluginWarning`, and the others go on without it. `SWITCHGEAR_DISABLE` leaves one out by its name.
 """
 
@@ -41,7 +41,7 @@ _CHOSEN = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A loaded part: its hooks, and what it brings by them. Parts of higher `priority` are asked first."""
+    """A loaded part: its hooks, and their results. Parts of higher `priority` are asked first."""
 
     name: str
     label: str
@@ -133,7 +133,7 @@ def forget_parts() -> None:
 
 
 def load_parts(entries: Iterable[EntryPoint]) -> Parts:
-    """Load the parts behind entry points. One that cannot be loaded leaves a `PluginWarning`."""
+    """Load the parts behind entry points. A failed load leaves a `PluginWarning`."""
     order = sorted(entries, key=lambda entry: (entry.name, *distribution_of(entry), entry.value))
     candidates = [Candidate(entry, _load) for entry in order]
     refuse(candidates)

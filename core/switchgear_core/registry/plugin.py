@@ -21,7 +21,7 @@ from switchgear_core.registry.hookspecs import CONTRACT, HOOKS, PROJECT, PassPla
 from switchgear_core.registry.registry import Registry
 
 LOG = logging.getLogger("switchgear.plugins")
-#: Environment variable with names of plugins, separated by commas, that are refused before import.
+#: Environment variable with names of plugins to refuse before import, separated by commas.
 DISABLE_VARIABLE = "SWITCHGEAR_DISABLE"
 
 Status: TypeAlias = Literal["loaded", "disabled", "unavailable", "conflict", "failed"]
@@ -211,7 +211,7 @@ def manager_of(module: object, name: str) -> pluggy.PluginManager:
     """Return a manager with the hooks of a module.
 
     Raises:
-        RegistrationError: it is for another contract, or a function is no hook.
+        RegistrationError: the module is for another contract, or a function is no hook.
     """
     contract = getattr(module, "switchgear_contract", CONTRACT)
     if contract != CONTRACT:

@@ -106,7 +106,7 @@ def run_passes(
 ) -> tuple[list[Trace], list[Choice]]:
     """Return the traces made by the passes at a stage, in turn, and their choices.
 
-    The last trace is verified; the earlier traces only if it is broken, to find the faulty pass.
+    The last trace is verified; the earlier traces only if the last is broken, to find the faulty pass.
     """
     results: list[tuple[PassPlacement, Trace]] = []
     choices: list[Choice] = []
@@ -152,7 +152,7 @@ def _verify(placement: PassPlacement, trace: Trace) -> None:
 
 
 def _blame(placement: PassPlacement) -> tuple[str, str]:
-    """Return the name of a pass, and advice to continue without it."""
+    """Return the name of a pass, and advice to continue without the pass."""
     local = placement.owner == OF_THE_CALL
     remedy = "take it out of passes" if local else f"passes=['-{placement.name}'] runs without it"
     return f"pass {placement.name!r} of {placement.owner}", remedy

@@ -94,7 +94,7 @@ class Candidate(Generic[_Loaded]):
         return f"{self.name} {distribution_of(self.entry)[1]}".strip()
 
     def load(self) -> None:
-        """Import the plugin, unless it was imported or is ruled out."""
+        """Import the plugin, unless imported already, or ruled out."""
         if self.is_loaded or self.fault is not None:
             return
         self.is_loaded = True
@@ -224,7 +224,7 @@ def installed(listed: object = None, tables: Iterable[object] = ()) -> Plugins:
     A list without `...` imports only the named plugins; if a name belongs to no entry point, such as a plugin's second
     executor, all are imported, to find it. Any other option imports all installed plugins.
     """
-    with LOADING, uncaptured():  # two threads would both load them
+    with LOADING, uncaptured():  # two threads would both load the plugins
         return loaded_once().plugins(listed, tables)
 
 

@@ -41,7 +41,7 @@ class Applied:
 
 
 class OwnGradient(Protocol):
-    """The derivative of a feature's symbol that a rule could not express (`Symbol.gradient`)."""
+    """The derivative of a feature's symbol, inexpressible as a rule (`Symbol.gradient`)."""
 
     def origin(self, item: BoundSymbol) -> RuleOrigin:
         """Return the origin of the rule."""
@@ -52,7 +52,7 @@ class OwnGradient(Protocol):
         ...
 
     def constant(self, item: BoundSymbol) -> tuple[BoundSymbol, ...]:
-        """Return the lines of a call for which no gradient is needed."""
+        """Return the lines of a call without need for a gradient."""
         ...
 
     def linearise(self, item: BoundSymbol, doors: Doors, higher_order: bool) -> Applied:
@@ -78,7 +78,7 @@ def get_grad(output: torch.Tensor) -> torch.Tensor:
     """Return the gradient of a value, inside a grad transform.
 
     Args:
-        output: a value that the transform returns.
+        output: a value returned by the transform.
 
     Returns:
         Its gradient, with the same shape, dtype and device.
@@ -343,7 +343,7 @@ class _Application:
 
 
 def _line_in(function: Callable[..., Any], error: Exception) -> str:
-    """Return the place in the file of a function that raised an error."""
+    """Return the place in the file of a function, where an error was raised."""
     while isinstance(function, functools.partial):
         function = function.func
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
@@ -354,7 +354,7 @@ def _line_in(function: Callable[..., Any], error: Exception) -> str:
 def _split(
     recorded: tuple[BoundSymbol, ...], cotangents: Iterable[TensorProxy]
 ) -> tuple[tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
-    """Return the lines that do not depend on the grad outputs, and those that do."""
+    """Return the lines independent of the grad outputs, and the dependent lines."""
     dependent = {proxy.name for proxy in cotangents}
     forward: list[BoundSymbol] = []
     backward: list[BoundSymbol] = []
