@@ -1,7 +1,7 @@
 """Parts: plugins that take part in every call of `jit`, named by entry points of the group `switchgear.parts`.
 
-Capture, the runtime and the other shipped packages are parts, like parts of strangers. Each is loaded separately: a part that fails
-leaves a `PluginWarning`, and the others go on without it. `SWITCHGEAR_DISABLE` leaves one out by its name.
+Capture, the runtime and the other shipped packages are parts, like parts of strangers. Each is loaded separately: a
+part that fails leaves a `PluginWarning`, and the others go on without. `SWITCHGEAR_DISABLE` leaves a part out by name.
 """
 
 from __future__ import annotations
