@@ -29,7 +29,7 @@ KERNEL = "switchgear_core"
 #: The packages whose functions, files and classes have limits.
 PACKAGES = ("switchgear", KERNEL, "switchgear_frontend", "switchgear_runtime")
 TOOLS = "switchgear_tools"
-#: The parts shipped next to the core.
+#: The parts that ship beside the core.
 SHIPPED = tuple(sorted(path.name for path in (ROOT / "plugins").glob("switchgear_*")))
 BUDGET = ROOT / "core" / "budget.toml"
 

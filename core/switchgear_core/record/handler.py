@@ -189,7 +189,7 @@ class Feature:
     Attributes:
         name: the name, as in `SWITCHGEAR_DISABLE_FEATURES`.
         handlers: the handlers, asked in this order.
-        replaces: features, by name, that do the same worse, and are left out next to the feature.
+        replaces: features, by name, that do the same worse, and are left out beside it.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Parts: plugins that take part in every call of `jit`, named by entry points of the group `switchgear.parts`.
 
-Capture, the runtime and the other shipped packages are parts, like parts of strangers. Each is loaded separately: a
-part that fails leaves a `PluginWarning`, and the others go on without. `SWITCHGEAR_DISABLE` leaves a part out by name.
+Capture, the runtime and what else ships here are parts, like those of strangers. Each is loaded apart: one that fails
+leaves a `PluginWarning`, and the others go on without it. `SWITCHGEAR_DISABLE` leaves one out by its name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHOSEN = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """A loaded part: its hooks, and their results. Parts of higher `priority` are asked first."""
+    """A loaded part: its hooks, and what it brings by them. Parts of higher `priority` are asked first."""
 
     name: str
     label: str

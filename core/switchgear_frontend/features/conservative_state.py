@@ -168,7 +168,7 @@ class _Snapshot:
     failure: Unsupported | None = None
 
     def started(self, frame: types.FrameType) -> None:
-        """Note the objects that the code of a frame, just starting, can reach by name."""
+        """Note what the code of a frame, which starts now, can reach by name."""
         code, space = frame.f_code, frame.f_globals
         if is_of_pytorch(code.co_filename) or is_standard(code.co_filename):
             return
