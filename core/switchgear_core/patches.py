@@ -92,7 +92,7 @@ class Lock:
         while self._lock._is_owned():
             self._lock.release()
 
-    def again(self) -> None:
+    def reset(self) -> None:
         """Reset the lock: its holding thread may not exist."""
         self._lock._at_fork_reinit()
 
@@ -103,7 +103,7 @@ _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 def _after_fork() -> None:
     """Free all locks, and undo the changes of other threads: in the child of a fork no other thread exists."""
     for lock in _LOCKS:
-        lock.again()
+        lock.reset()
     thread = threading.get_ident()
     own_changes = _CHANGES.pop(thread, [])
     _CHANGES[thread] = [change for pending in _CHANGES.values() for change in pending]

@@ -27,7 +27,7 @@ from switchgear_core.nesting import map_tensors, tensors_in, twin
 from switchgear_core.passes.pipeline import Program
 from switchgear_core.record.history import version_of
 from switchgear_core.record.sizes import has_numbers
-from switchgear_core.registry.isolation import kept
+from switchgear_core.registry.isolation import restoring
 from switchgear_runtime.walk import function_of, walk
 
 
@@ -79,7 +79,7 @@ def _run(
     targets = written_arguments(item)
     before = _Arguments((args, kwargs), by_value=values and not targets)
     try:
-        with kept() as changed:
+        with restoring() as changed:
             result = item.implementation.fn(*args, **kwargs)
     except Exception as error:
         raise fault(program, item, held, error) from error

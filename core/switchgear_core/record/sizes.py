@@ -297,14 +297,14 @@ def fixed(value: Part) -> Part:
 
 
 def _with_numbers(number: Callable[[object], object], value: object) -> Any:
-    def made(value: object) -> Any:
+    def convert(value: object) -> Any:
         if isinstance(value, TensorProxy):
             shape, stride, offset = map_numbers(
                 number, (value.shape, value.stride, value.storage_offset)
             )
             return replace(value, shape=shape, stride=stride, storage_offset=offset)
         if isinstance(value, BoundSymbol):
-            parts = made((value.args, dict(value.kwargs), value.output, value.subsymbols))
+            parts = convert((value.args, dict(value.kwargs), value.output, value.subsymbols))
             return replace(
                 value,
                 **dict(zip(("args", "kwargs", "output", "subsymbols"), parts, strict=True)),
@@ -312,20 +312,20 @@ def _with_numbers(number: Callable[[object], object], value: object) -> Any:
             )
         if is_dataclass(value) and type(value).__module__.partition(".")[0] in own.PACKAGES:
             changes = {
-                field.name: made(getattr(value, field.name))
+                field.name: convert(getattr(value, field.name))
                 for field in fields(value)
                 if field.init
             }
             return replace(value, **changes)  # type: ignore[type-var]
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            return type(value)([made(item) for item in value])
+            return type(value)([convert(item) for item in value])
         if isinstance(value, list):
-            return [made(item) for item in value]
+            return [convert(item) for item in value]
         if isinstance(value, dict):
-            return {key: made(item) for key, item in value.items()}
+            return {key: convert(item) for key, item in value.items()}
         return map_numbers(number, value)
 
-    return made(value)
+    return convert(value)
 
 
 def marked(

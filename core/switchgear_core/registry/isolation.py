@@ -60,7 +60,7 @@ _MODES = (
 
 
 @contextlib.contextmanager
-def kept(states: Sequence[_State] = _MODES) -> Iterator[list[_State]]:
+def restoring(states: Sequence[_State] = _MODES) -> Iterator[list[_State]]:
     """Restore these states at the end; the yielded list then holds the changed states."""
     before, changed = [state.get() for state in states], list[_State]()
     try:
@@ -117,7 +117,7 @@ def isolated() -> Iterator[Import]:
     changed: list[_State] = []
     try:
         with (
-            kept([*_states()]) as changed,
+            restoring([*_states()]) as changed,
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(printed),
         ):

@@ -110,7 +110,7 @@ def _graph(
     parts = [forward, *[_Program(program, tables, forward) for program in programs[1:]]]
     names = {proxy.name for proxy in programs[0].trace.outputs if proxy is not None}
     names |= programs[0].held
-    contents = [part.written(lines) for part in parts]
+    contents = [part.contents(lines) for part in parts]
     if lines > MOST:
         _fold(contents)
     saved = [asdict(value) for value in facts.saved if value.name in names]
@@ -196,7 +196,7 @@ class _Program:
             f"its forward line does not run, because a pass left it out: {names} = {forward.symbol.name}{place}"
         )
 
-    def written(self, lines: int) -> dict[str, Any]:
+    def contents(self, lines: int) -> dict[str, Any]:
         """Return rows, stages, and the lifetimes of values."""
         stages = self._program.stages if lines <= MOST_WITH_STAGES else ()
         values = lifetimes(self._trace, self._program.held)
