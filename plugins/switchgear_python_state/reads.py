@@ -268,7 +268,7 @@ class _Nodes:
         self._nodes: dict[Any, Any] = {(): self.root}
 
     def of(self, read: Read) -> Any:
-        """Return the node of the home of a read."""
+        """Return the node at which a read starts."""
         if read.place is None:
             return self._at((0, self._places[id(read.start)]))
         return self.at(read.place)
