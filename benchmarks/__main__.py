@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(", ".join(f"{name} {value}" for name, value in where.items()))
     if os.environ.get("SWITCHGEAR_VERIFY"):
         print("SWITCHGEAR_VERIFY is set: Switchgear verifies every trace, and compiles slower for it", file=sys.stderr)
-    written: dict[str, Any] = {"where": where}
+    report: dict[str, Any] = {"where": where}
     for name in options.names:
         benchmark, rounds = BENCHMARKS[name]
         if name in WITH_CHOICE:
@@ -187,11 +187,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds = WITH_CHOICE[name] if options.quick else rounds
         result = benchmark(options.rounds or rounds)
         print(f"\n{result}", flush=True)
-        written[name] = {**asdict(result), "ratio": result.ratio}
+        report[name] = {**asdict(result), "ratio": result.ratio}
         if name in WITH_CHOICE and name != "budgets" and options.plot:
             plot.write(result, options.plot, ", ".join(f"{key} {value}" for key, value in where.items()))
     if options.json:
-        options.json.write_text(json.dumps(written, indent=2) + "\n")
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
     return 0
 
 

@@ -119,35 +119,38 @@ def held(name: str, task: Task, function: Function) -> Held:
         sizes.append(loss.untyped_storage().nbytes())
         return loss
 
-    found = measure(name, forward)
-    return replace(found, saved=found.saved - sizes[-1])
+    memory = measure(name, forward)
+    return replace(memory, saved=memory.saved - sizes[-1])
 
 
 def compared(name: str, layers: int, eager: Held, rounds: int, quick: bool) -> Row:
     """Return the results for one number of checkpointed layers."""
     names = ("eager", "checkpoint", "switchgear-torch", "switchgear")
-    tasks = {one: WORKLOADS[name].task(quick) for one in names}
+    tasks = {contestant: WORKLOADS[name].task(quick) for contestant in names}
     function = checkpointed(tasks["checkpoint"], layers)
-    found = {"checkpoint": held("checkpoint", tasks["checkpoint"], function)}
-    limit = found["checkpoint"].saved
+    results = {"checkpoint": held("checkpoint", tasks["checkpoint"], function)}
+    limit = results["checkpoint"].saved
     functions: dict[str, Function] = {
         "eager": tasks["eager"].function,
         "checkpoint": function,
         "switchgear-torch": sg.jit(tasks["switchgear-torch"].function, executors=["torch"], memory=f"{limit}B"),
         "switchgear": sg.jit(tasks["switchgear"].function, memory=f"{limit}B", compile="now"),
     }
-    found = {one: found.get(one) or held(one, tasks[one], function) for one, function in functions.items()}
+    results = {
+        contestant: results.get(contestant) or held(contestant, tasks[contestant], function)
+        for contestant, function in functions.items()
+    }
 
-    def seconds(one: str) -> Callable[[], float]:
+    def seconds(contestant: str) -> Callable[[], float]:
         def measured() -> float:
             start = time.process_time()  # the time of one thread: other work of the machine counts less
-            tasks[one].run(functions[one])
+            tasks[contestant].run(functions[contestant])
             return time.process_time() - start
 
         return measured
 
-    samples = interleave(rounds, {one: seconds(one) for one in functions})
-    return Row(layers, limit, limit / eager.saved, found, {one.name: one for one in samples})
+    samples = interleave(rounds, {contestant: seconds(contestant) for contestant in functions})
+    return Row(layers, limit, limit / eager.saved, results, {sample.name: sample for sample in samples})
 
 
 def part_held(name: str, budget: float, eager: Held, quick: bool) -> float:

@@ -75,16 +75,16 @@ def candidates(checkpointed: bool) -> list[Held]:
     twin = copy.deepcopy(model)
     ids = torch.randint(0, VOCABULARY, (BATCH, LENGTH))
     kind = ", checkpointed" if checkpointed else ""
-    found = []
+    results = []
     for name, owner, called in (("eager", model, model), ("switchgear", twin, sg.jit(twin, executors=["torch"]))):
         for _ in range(2):
             owner.zero_grad(set_to_none=True)
             held = measure(name + kind, lambda: called(input_ids=ids, labels=ids).loss)  # noqa: B023
-        found.append(held)
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        if one.grad is None or other.grad is None or one.grad.shape != other.grad.shape:
+        results.append(held)
+    for first, second in zip(model.parameters(), twin.parameters(), strict=True):
+        if first.grad is None or second.grad is None or first.grad.shape != second.grad.shape:
             raise RuntimeError("a parameter has no gradient")
-    return found
+    return results
 
 
 def run(rounds: int) -> Result:

@@ -68,8 +68,8 @@ def replay(states: Tensor, rewards: Tensor, state: Tensor, reward: Tensor, at: T
 
 def buffers(size: int) -> tuple[Any, ...]:
     """Return the arguments of `replay`."""
-    seen = torch.randn(4, 32), torch.randn(4)
-    return torch.zeros(size, 32), torch.zeros(size), *seen, torch.arange(4), torch.arange(0, 32)
+    values = torch.randn(4, 32), torch.randn(4)
+    return torch.zeros(size, 32), torch.zeros(size), *values, torch.arange(4), torch.arange(0, 32)
 
 
 def embed(table: Tensor, rows: Tensor, values: Tensor) -> Tensor:
@@ -97,8 +97,8 @@ def rows(size: int) -> tuple[Any, ...]:
 
 def average(averages: list[Tensor], parameters: list[Tensor]) -> None:
     """Update an exponential moving average: every element is written."""
-    for own, parameter in zip(averages, parameters, strict=True):
-        own.mul_(0.999).add_(parameter, alpha=0.001)
+    for target, parameter in zip(averages, parameters, strict=True):
+        target.mul_(0.999).add_(parameter, alpha=0.001)
 
 
 def averaged(size: int) -> tuple[Any, ...]:
@@ -128,19 +128,19 @@ class _Allocated(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if all(returned.alias_info is None for returned in func._schema.returns):
-            for one in result if isinstance(result, (tuple, list)) else (result,):
-                self.bytes += one.untyped_storage().nbytes() if isinstance(one, Tensor) else 0
+            for tensor in result if isinstance(result, (tuple, list)) else (result,):
+                self.bytes += tensor.untyped_storage().nbytes() if isinstance(tensor, Tensor) else 0
         return result
 
 
 def contestants(function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
     """Return eager and the peers, ours last."""
-    found = {"eager": function}
+    functions = {"eager": function}
     if shutil.which("g++"):
-        found["torch.compile"] = torch.compile(function)
-    found["ours, default"] = sg.jit(function, compile="now")
-    found["ours, torch"] = sg.jit(function, executors=["torch"])
-    return found
+        functions["torch.compile"] = torch.compile(function)
+    functions["ours, default"] = sg.jit(function, compile="now")
+    functions["ours, torch"] = sg.jit(function, executors=["torch"])
+    return functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,25 +161,25 @@ class Result:
 
     def of(self, program: str) -> list[Measured]:
         """Return the measurements of one program, by size."""
-        return [one for one in self.measured if one.program == program]
+        return [item for item in self.measured if item.program == program]
 
     def __str__(self) -> str:
         lines = ["writes in place by the size of what is written to; µs, ratios with their 95 % intervals"]
         for program in PROGRAMS:
             by_size = self.of(program)
             lines.append(f"{program}")
-            for one in by_size:
-                times = [f"{sample.name} {1e6 * sample.median:.1f}" for sample in one.samples]
-                lines.append(f"  {one.size:6}: {', '.join(times)}; {one.extra} bytes more than eager")
-                for ours in one.samples[-2:]:
-                    peers = [f"÷ {peer.name} {ours.interval_to(peer)}" for peer in one.samples[:-2]]
+            for item in by_size:
+                times = [f"{sample.name} {1e6 * sample.median:.1f}" for sample in item.samples]
+                lines.append(f"  {item.size:6}: {', '.join(times)}; {item.extra} bytes more than eager")
+                for ours in item.samples[-2:]:
+                    peers = [f"÷ {peer.name} {ours.interval_to(peer)}" for peer in item.samples[:-2]]
                     lines.append(f"          {ours.name} {', '.join(peers)}")
             if program not in WRITES_ALL:
                 for place in (-2, -1):
-                    first, *_, last = [one.samples[place] for one in by_size]
+                    first, *_, last = [item.samples[place] for item in by_size]
                     growth = min(last.seconds) / min(first.seconds)
                     lines.append(verdict(f"{first.name}, largest by smallest", growth, GROWTH))
-                lines.append(verdict("bytes more than eager", max(one.extra for one in by_size), EXTRA))
+                lines.append(verdict("bytes more than eager", max(item.extra for item in by_size), EXTRA))
         return "\n".join(lines)
 
 
@@ -194,7 +194,7 @@ def run(rounds: int) -> Result:
             arguments = make(size)
             calls = CALLS_OF_LOOPS if name in ("loop of 100", *WRITES_ALL) else CALLS
             with torch.no_grad():
-                candidates = {one: _timed(called, arguments, calls) for one, called in functions.items()}
+                candidates = {peer: _timed(called, arguments, calls) for peer, called in functions.items()}
                 samples = interleave(rounds, candidates)
                 extra = _allocated(functions["ours, torch"], arguments) - _bytes(function, arguments)
             measured.append(Measured(name, size, samples, extra))
@@ -215,5 +215,5 @@ def _bytes(called: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
 
 def _allocated(jitted: Any, arguments: tuple[Any, ...]) -> int:
     """Return the bytes that a call's program allocates; the call itself falls back under a mode that sees operators."""
-    leaves = [one for one in torch.utils._pytree.tree_leaves(arguments) if isinstance(one, Tensor)]
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(arguments) if isinstance(leaf, Tensor)]
     return _bytes(sg.last_traces(jitted)[-1].function(), tuple(leaves))

@@ -47,18 +47,18 @@ class Result:
     @property
     def ratio(self) -> dict[str, float]:
         """The ratio of a cached call of Switchgear to a call of the uncompiled function, by case."""
-        return {name: found[1].ratio_to(found[0]) for name, found in self.samples.items()}
+        return {name: samples[1].ratio_to(samples[0]) for name, samples in self.samples.items()}
 
     def __str__(self) -> str:
         return "\n".join(
-            f"{name}, cached call\n{table(found, found[0], unit='µs')}\n{spread(found, self.limits[name])}"
-            for name, found in self.samples.items()
+            f"{name}, cached call\n{table(samples, samples[0], unit='µs')}\n{spread(samples, self.limits[name])}"
+            for name, samples in self.samples.items()
         )
 
 
-def spread(found: list[Samples], limit: float) -> str:
+def spread(samples: list[Samples], limit: float) -> str:
     """Return one line: the ratio to the uncompiled function, its quartiles over the rounds, and the limit."""
-    ratios = [mine / theirs for mine, theirs in zip(found[1].seconds, found[0].seconds, strict=True)]
+    ratios = [mine / theirs for mine, theirs in zip(samples[1].seconds, samples[0].seconds, strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
     holds = "yes" if middle <= limit else "NO"
     return f"  ratio: {middle:.3f} ({low:.3f} to {high:.3f}), at most {limit:g} wanted: {holds}"
@@ -139,7 +139,7 @@ def scripted(case: Case) -> Any:
 
 def compilers(case: Case) -> dict[str, Callable[[Any], Any]]:
     """Return the uncompiled function, Switchgear, and the peers that can run here."""
-    found: dict[str, Callable[[Any], Any]] = {
+    functions: dict[str, Callable[[Any], Any]] = {
         "uncompiled": lambda function: function,
         "switchgear": sg.jit,
         "switchgear torch": lambda function: sg.jit(function, executors=["torch"]),
@@ -147,8 +147,8 @@ def compilers(case: Case) -> dict[str, Callable[[Any], Any]]:
         "TorchScript": lambda function: scripted(case),
     }
     if shutil.which(os.environ.get("CXX", "g++")):  # torch.compile's default backend needs a C++ compiler on a CPU
-        found["torch.compile inductor"] = torch.compile
-    return found
+        functions["torch.compile inductor"] = torch.compile
+    return functions
 
 
 def used(case: Case, function: Callable[..., Any]) -> Call:
@@ -187,8 +187,8 @@ def run(rounds: int) -> Result:
     """Measure every candidate of every case, warm."""
     torch._dynamo.reset()
     samples = {}
-    made = cases()
-    for name, case in made.items():
-        found = {peer: timed(case, make(case.function)) for peer, make in compilers(case).items()}
-        samples[name] = interleave(rounds, found)
-    return Result(samples, {name: case.limit for name, case in made.items()})
+    case_table = cases()
+    for name, case in case_table.items():
+        candidates = {peer: timed(case, make(case.function)) for peer, make in compilers(case).items()}
+        samples[name] = interleave(rounds, candidates)
+    return Result(samples, {name: case.limit for name, case in case_table.items()})

@@ -122,10 +122,10 @@ class Result:
     def ratio(self) -> dict[str, float]:
         """The geometric mean of time ratios to the best peer, by configuration of Switchgear."""
         names = dict.fromkeys(name for item in self.comparisons for name in item.to_best)
-        found = {
+        ratios = {
             name: [item.to_best[name].value for item in self.comparisons if name in item.to_best] for name in names
         }
-        return {name: geometric_mean(values) for name, values in found.items()}
+        return {name: geometric_mean(values) for name, values in ratios.items()}
 
     def __str__(self) -> str:
         lines = [f"training in bf16 on {self.device}, {self.rounds} rounds; MB: 2**20 bytes"]
@@ -143,19 +143,19 @@ def targets(comparison: Comparison) -> list[str]:
     """Return the targets of a workload, and whether the fastest configuration of Switchgear reaches each."""
     samples = {item.contestant: item.samples for item in comparison.measured if item.samples is not None}
     peaks = {item.contestant: item.peak for item in comparison.measured if item.peak is not None}
-    wanted = {peer: limit for (name, peer), limit in TIME_LIMITS.items() if name == comparison.workload}
+    limits = {peer: limit for (name, peer), limit in TIME_LIMITS.items() if name == comparison.workload}
     ours = [item for name, item in samples.items() if name.startswith(CANDIDATE)]
-    if not wanted or not ours:
+    if not limits or not ours:
         return []
     best = min(ours, key=lambda item: item.median)
-    found = {
+    results = {
         f"time of {best.name} by that of {peer}": (best.ratio_to(samples[peer]), limit)
-        for peer, limit in wanted.items()
+        for peer, limit in limits.items()
         if peer in samples
     }
     if best.name in peaks and BASELINE in peaks:
-        found[f"peak of {best.name} by that of {BASELINE}"] = (peaks[best.name] / peaks[BASELINE], PEAK_LIMIT)
-    return [verdict(f"{comparison.workload}: {what}", value, limit) for what, (value, limit) in found.items()]
+        results[f"peak of {best.name} by that of {BASELINE}"] = (peaks[best.name] / peaks[BASELINE], PEAK_LIMIT)
+    return [verdict(f"{comparison.workload}: {what}", value, limit) for what, (value, limit) in results.items()]
 
 
 def run(
@@ -201,18 +201,18 @@ def chosen_workloads(names: Sequence[str]) -> list[str]:
 
 def chosen_contestants(names: Sequence[str], device: str) -> tuple[list[Contestant], dict[str, str]]:
     """Return the named contestants that can run here, and why others cannot. Raises `ValueError` for unknown names."""
-    known = {item.name: item for item in contestants_on(device)}
-    named = [known[name] for name in chosen(names, list(known), "contestant")]
+    contestants = {item.name: item for item in contestants_on(device)}
+    named = [contestants[name] for name in chosen(names, list(contestants), "contestant")]
     reasons = {item.name: item.missing() for item in named}
     absent = {name: reason for name, reason in reasons.items() if reason is not None}
     return [item for item in named if item.name not in absent], absent
 
 
-def chosen(names: Sequence[str], known: Sequence[str], what: str) -> list[str]:
+def chosen(names: Sequence[str], choices: Sequence[str], what: str) -> list[str]:
     """Return the named ones, or all. Raises `ValueError` for an unknown name."""
-    if unknown := [name for name in names if name not in known]:
-        raise ValueError(f"no {what} {', '.join(unknown)} of gpu; there are {', '.join(known)}")
-    return [name for name in known if not names or name in names]
+    if unknown := [name for name in names if name not in choices]:
+        raise ValueError(f"no {what} {', '.join(unknown)} of gpu; there are {', '.join(choices)}")
+    return [name for name in choices if not names or name in names]
 
 
 class Lane:
@@ -317,17 +317,17 @@ class Reference:
     def deviations(self, results: Sequence[Tensor]) -> list[float]:
         """Return for each tensor the norm of the difference, relative to the norm of the expected tensor."""
         pairs = zip(results, self.expected, self.norms, strict=True)
-        return [float((result.float() - wanted).norm() / norm) for result, wanted, norm in pairs]
+        return [float((result.float() - reference).norm() / norm) for result, reference, norm in pairs]
 
     def check(self, results: Sequence[Tensor]) -> float:
         """Return the greatest deviation. Raises `WrongResult` if a deviation exceeds rounding in this dtype."""
         if [tensor.shape for tensor in results] != [tensor.shape for tensor in self.expected]:
             raise WrongResult(f"{len(results)} of {len(self.expected)} results, or of other shapes")
-        found = self.deviations(results)
-        for index, (mine, eagers) in enumerate(zip(found, self.eager, strict=True)):
+        deviations = self.deviations(results)
+        for index, (mine, eagers) in enumerate(zip(deviations, self.eager, strict=True)):
             if not mine <= FACTOR * eagers + FLOOR:
                 raise WrongResult(f"result {index} is off by {mine:.1e} from float32's, and eager's by {eagers:.1e}")
-        return max(found)
+        return max(deviations)
 
 
 def compare(name: str, contestants: Sequence[Contestant], rounds: int, place: Place, folder: Path) -> Comparison:

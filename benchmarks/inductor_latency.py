@@ -96,8 +96,8 @@ def in_a_process(name: str, layers: int, folder: str) -> float:
     """Return `first_result` of a separate process whose caches are below a folder."""
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"), CACHE_VARIABLE: str(Path(folder) / "own")}
     command = [sys.executable, "-m", "benchmarks.inductor_latency", name, str(layers)]
-    done = subprocess.run(command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True, check=True)
-    return float(done.stdout)
+    process = subprocess.run(command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True, check=True)
+    return float(process.stdout)
 
 
 if __name__ == "__main__":

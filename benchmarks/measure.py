@@ -46,8 +46,10 @@ class Samples:
         """Return `ratio_to` with its interval, by resampling the rounds."""
         ratios = self._ratios(other)
         draw = random.Random(0)
-        found = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
-        return Ratio(statistics.median(ratios), found[round(0.025 * RESAMPLES)], found[round(0.975 * RESAMPLES) - 1])
+        medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(RESAMPLES))
+        return Ratio(
+            statistics.median(ratios), medians[round(0.025 * RESAMPLES)], medians[round(0.975 * RESAMPLES) - 1]
+        )
 
     def _ratios(self, other: Samples) -> list[float]:
         return [mine / theirs for mine, theirs in zip(self.seconds, other.seconds, strict=True)]
@@ -65,7 +67,7 @@ def interleave(rounds: int, candidates: Mapping[str, Callable[[], float]]) -> li
                 seconds[name].append(measured())
     finally:
         gc.unfreeze()
-    return [Samples(name, tuple(found)) for name, found in seconds.items()]
+    return [Samples(name, tuple(times)) for name, times in seconds.items()]
 
 
 def geometric_mean(values: Collection[float]) -> float:

@@ -33,8 +33,8 @@ def measure(name: str, forward: Callable[[], torch.Tensor]) -> Held:
             pass
         loss.backward()
     held = saved = peak = 0
-    found: Any = profiler.profiler
-    for event in sorted(found.kineto_results.events(), key=lambda event: event.start_ns()):
+    inner: Any = profiler.profiler
+    for event in sorted(inner.kineto_results.events(), key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
             held += event.nbytes()
             peak = max(peak, held)

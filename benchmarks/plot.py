@@ -34,10 +34,10 @@ def write_curves(result: work_curve.Result, path: Path, title: str) -> None:
     figure = Figure(figsize=(5 * min(len(names), 3), 4 * -(-len(names) // 3)), layout="constrained")
     for index, name in enumerate(names):
         axes = figure.add_subplot(-(-len(names) // 3), min(len(names), 3), index + 1)
-        for who, curve in result.of(name).items():
+        for contestant, curve in result.of(name).items():
             every = max(1, len(curve.ends) // 400)  # 400 points are enough for a picture
             ends, counts = curve.ends[::every], range(1, len(curve.ends) + 1, every)
-            axes.step([0.0, *ends], [0, *counts], where="post", label=_LEGEND.get(who, who))
+            axes.step([0.0, *ends], [0, *counts], where="post", label=_LEGEND.get(contestant, contestant))
         axes.set_title(name)
         axes.set_xlabel("seconds since the first call")
         axes.set_ylabel("training steps finished")
@@ -55,17 +55,17 @@ def write_bars(result: throughput.Result | gpu.Result, path: Path, title: str) -
     axes = figure.subplots()
     thickness = 0.8 / max(len(names), 1)
     for index, name in enumerate(names):
-        found = [
+        bars = [
             (place + index * thickness, item.to_eager)
             for place, each in enumerate(comparisons)
             for item in each.measured
             if item.contestant == name and item.to_eager is not None
         ]
         axes.bar(
-            [place for place, _ in found],
-            [ratio.value for _, ratio in found],
+            [place for place, _ in bars],
+            [ratio.value for _, ratio in bars],
             thickness,
-            yerr=[[r.value - r.low for _, r in found], [r.high - r.value for _, r in found]],
+            yerr=[[r.value - r.low for _, r in bars], [r.high - r.value for _, r in bars]],
             label=name,
         )
     axes.axhline(1, color="black", linewidth=1)

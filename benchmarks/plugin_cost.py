@@ -126,12 +126,12 @@ def measured(program: str, *paths: str) -> dict[str, Any]:
     """Return the findings of a program in a separate process, with these folders on its path."""
     # load modules as bytecode, as after an installation by pip
     left_out = ("SWITCHGEAR_", "PYTHONDONTWRITEBYTECODE")
-    own = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    environment = {**own, "PYTHONPATH": os.pathsep.join(paths)}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    environment = {**variables, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-c", f"{program}\nimport json\nprint(json.dumps(found))"]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return result
 
 
 def installed(folder: str) -> str:
@@ -144,28 +144,28 @@ def installed(folder: str) -> str:
 
 def run(rounds: int) -> Result:
     """Measure, in interleaved rounds, each without the plugin and with the plugin."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("import", "import+", "checks", "call", "call+")}
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in ("import", "import+", "checks", "call", "call+")}
     with tempfile.TemporaryDirectory() as folder:
         installed(folder)
         measured(IMPORT, folder)  # this run writes the bytecode
         for number in range(rounds):
             print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-            found["import"].append(measured(IMPORT))
-            found["import+"].append(measured(IMPORT, folder))
-            found["checks"].append(measured(CHECKS, folder))
+            results["import"].append(measured(IMPORT))
+            results["import+"].append(measured(IMPORT, folder))
+            results["checks"].append(measured(CHECKS, folder))
             order = ("call", "call+") if number % 2 else ("call+", "call")
             for name in order:
-                found[name].append(measured(CALL, *[folder] * (name == "call+")))
-    packages = found["import"][0]["packages"]
-    return Result(_samples(found, "import"), packages, _by_clock(found["checks"]), _samples(found, "call"))
+                results[name].append(measured(CALL, *[folder] * (name == "call+")))
+    packages = results["import"][0]["packages"]
+    return Result(_samples(results, "import"), packages, _by_clock(results["checks"]), _samples(results, "call"))
 
 
 def _by_clock(rounds: list[dict[str, Any]]) -> dict[str, list[float]]:
-    return {clock: [one[clock] for one in rounds] for clock in ("wall", "cpu")}
+    return {clock: [item[clock] for item in rounds] for clock in ("wall", "cpu")}
 
 
-def _samples(found: dict[str, list[dict[str, Any]]], name: str) -> dict[str, list[Samples]]:
-    without, installed = _by_clock(found[name]), _by_clock(found[f"{name}+"])
+def _samples(results: dict[str, list[dict[str, Any]]], name: str) -> dict[str, list[Samples]]:
+    without, installed = _by_clock(results[name]), _by_clock(results[f"{name}+"])
     return {
         clock: [Samples("no plugin", tuple(without[clock])), Samples("example installed", tuple(installed[clock]))]
         for clock in without

@@ -47,20 +47,20 @@ class Result:
     def ratio(self) -> dict[str, float]:
         """The ratio of the first to the second of each pair."""
         pairs = {"capture": self.capture, "split": self.split, "around": self.around}
-        ratios = {name: found[0].ratio_to(found[1]) for name, found in pairs.items()}
+        ratios = {name: samples[0].ratio_to(samples[1]) for name, samples in pairs.items()}
         return ratios | {name: scale.hit / scale.without for name, scale in self.scale.items()}
 
     def __str__(self) -> str:
         lines = [f"guards on Python state, cached call, {LAYERS} layers"]
         for name, seconds in self.guards.items():
             lines.append(verdict(f"{name}, µs", 1e6 * seconds, GUARDS[name]))
-        for what, found, limit in (
+        for what, samples, limit in (
             (f"first training result of a GPT-2 of {LAYERS} layers", self.capture, CAPTURE),
             ("first call of a function that is split", self.split, SPLIT),
             ("torch.compile of a function that calls a module, first call", self.around, AROUND),
         ):
-            lines += [what, table(found, found[1], unit="s")]
-            lines.append(verdict("ratio", found[0].ratio_to(found[1]), limit))
+            lines += [what, table(samples, samples[1], unit="s")]
+            lines.append(verdict("ratio", samples[0].ratio_to(samples[1]), limit))
         for name, scale in self.scale.items():
             lines.append(verdict(f"{name}, hit by that without", scale.hit / scale.without, BESIDE))
             lines.append(verdict(f"{name}, first call, s", scale.first, FIRST))
@@ -101,8 +101,8 @@ def closures(count: int) -> Callable[[Tensor], Tensor]:
     scales = [scaling(float(n)) for n in range(count)]
 
     def call(x: Tensor) -> Tensor:
-        for one in scales:
-            x = one(x)
+        for closure in scales:
+            x = closure(x)
         return x
 
     return call
@@ -136,20 +136,20 @@ def in_turn(function: Any, batches: list[Tensor], rounds: int) -> Scale:
 
 def scales(rounds: int) -> dict[str, Scale]:
     """Measure functions whose Python objects grow, each paired with a function without these objects."""
-    one, kinds = [torch.randn(32, 128)], [torch.randn(n + 2, 128) for n in range(64)]
+    batch, kinds = [torch.randn(32, 128)], [torch.randn(n + 2, 128) for n in range(64)]
     pairs = {
-        "a list of 100,000": ((Holder(100_000, 0), one), (Holder(10, 0), one)),
-        "20,000 parameters": ((Holder(10, 20_000), one), (Holder(10, 0), one)),
-        "5,000 unread parameters": ((Holder(10, 5_000), one), (Holder(10, 0), one)),
-        "100 closures' cells": ((closures(100), one), (constants(100), one)),
+        "a list of 100,000": ((Holder(100_000, 0), batch), (Holder(10, 0), batch)),
+        "20,000 parameters": ((Holder(10, 20_000), batch), (Holder(10, 0), batch)),
+        "5,000 unread parameters": ((Holder(10, 5_000), batch), (Holder(10, 0), batch)),
+        "100 closures' cells": ((closures(100), batch), (constants(100), batch)),
         "64 kinds in turn": ((Holder(10, 0), kinds), (Holder(10, 0), kinds[30:31])),
     }
-    found = {}
+    results = {}
     with torch.no_grad():
         for name, (large, small) in pairs.items():
             scale, without = in_turn(*large, rounds), in_turn(*small, rounds)
-            found[name] = replace(scale, without=without.hit)
-    return found
+            results[name] = replace(scale, without=without.hit)
+    return results
 
 
 def models() -> dict[str, tuple[nn.Module, dict[str, Tensor]]]:
@@ -237,7 +237,7 @@ def around_seconds(wrap: Callable[[nn.Module], nn.Module]) -> float:
 def run(rounds: int) -> Result:
     """Measure; one uncounted round of each goes first and loads modules that are loaded on first use."""
     transformers.logging.set_verbosity_error()
-    guards = {name: guard_seconds(*made, rounds) for name, made in models().items()}
+    guards = {name: guard_seconds(*arguments, rounds) for name, arguments in models().items()}
 
     def jit(function: Any) -> Any:
         return sg.jit(function, executors=["torch"])

@@ -277,10 +277,10 @@ class _Policy(nn.Module):
         self.actor = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 4))
         self.critic = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
 
-    def forward(self, seen: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        policy = Categorical(logits=self.actor(seen))
+    def forward(self, state: Tensor, action: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        policy = Categorical(logits=self.actor(state))
         chosen = policy.sample() if action is None else action
-        return chosen, policy.log_prob(chosen), policy.entropy(), self.critic(seen).squeeze(-1)
+        return chosen, policy.log_prob(chosen), policy.entropy(), self.critic(state).squeeze(-1)
 
 
 def policy_optimisation(jit: Jit, steps: int) -> Iterator[Tensor]:
@@ -289,12 +289,12 @@ def policy_optimisation(jit: Jit, steps: int) -> Iterator[Tensor]:
     agent = jit(net)
     optimizer = torch.optim.Adam(net.parameters(), 2.5e-4, eps=1e-5)
     for _ in range(steps):
-        seen = torch.randn(16, 4, 8)
+        states = torch.randn(16, 4, 8)
         with torch.no_grad():
-            rollout = [agent(one) for one in seen]
+            rollout = [agent(state) for state in states]
         action, before, _, value = (torch.stack(parts).flatten() for parts in zip(*rollout, strict=True))
         reward = torch.randn(64)
-        _, after, entropy, now = agent(seen.flatten(0, 1), action)
+        _, after, entropy, now = agent(states.flatten(0, 1), action)
         ratio, gain = (after - before).exp(), reward - value
         loss = torch.max(-gain * ratio, -gain * ratio.clamp(0.8, 1.2)).mean()
         loss = loss + 0.5 * (now - reward).square().mean() - 0.01 * entropy.mean()
@@ -315,15 +315,15 @@ def value_learning(jit: Jit, steps: int) -> Iterator[Tensor]:
     replay: deque[tuple[Tensor, int, float, Tensor]] = deque(maxlen=500)
     for step in range(steps):
         for _ in range(8):
-            seen, explores = torch.randn(8), random.random() < max(0.05, 1 - step / 20)
+            state, explores = torch.randn(8), random.random() < max(0.05, 1 - step / 20)
             with torch.no_grad():
-                action = random.randrange(4) if explores else int(model(seen[None]).argmax(1))
-            replay.append((seen, action, random.random(), torch.randn(8)))
-        seen, action, reward, then = zip(*random.choices(replay, k=32), strict=True)  # type: ignore[assignment]
+                action = random.randrange(4) if explores else int(model(state[None]).argmax(1))
+            replay.append((state, action, random.random(), torch.randn(8)))
+        state, action, reward, then = zip(*random.choices(replay, k=32), strict=True)  # type: ignore[assignment]
         with torch.no_grad():
-            wanted = torch.tensor(reward) + 0.99 * target(torch.stack(list(then))).amax(1)
-        found = model(torch.stack(list(seen))).gather(1, torch.tensor(action)[:, None]).squeeze(1)
-        loss = F.mse_loss(found, wanted)
+            goal = torch.tensor(reward) + 0.99 * target(torch.stack(list(then))).amax(1)
+        value = model(torch.stack(list(state))).gather(1, torch.tensor(action)[:, None]).squeeze(1)
+        loss = F.mse_loss(value, goal)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -363,10 +363,10 @@ def graph(jit: Jit, steps: int) -> Iterator[Tensor]:
     model = jit(net)
     optimizer = torch.optim.Adam(net.parameters(), 0.01, weight_decay=5e-4)
     x, edges, y = torch.randn(500, 64), torch.randint(0, 500, (2, 2000)), torch.randint(0, 7, (500,))
-    known = torch.rand(500) < 0.3
+    mask = torch.rand(500) < 0.3
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x, edges)[known], y[known])
+        loss = F.cross_entropy(model(x, edges)[mask], y[mask])
         loss.backward()
         optimizer.step()
         yield loss

@@ -104,15 +104,15 @@ def measure(name: str, steps: int = STEPS) -> Row:
     ratios = [mine / theirs for mine, theirs in zip(ours.seconds[FIRST:], eager.seconds[FIRST:], strict=True)]
     usual = median(ours.seconds[FIRST:])
     beyond = sum(seconds - usual for seconds in ours.seconds if seconds > 3 * usual)
-    calls = [sg.cache_info(one) for one in jitted]
+    calls = [sg.cache_info(item) for item in jitted]
     return Row(
         name,
         ours.losses == eager.losses,
         median(ratios),
         beyond,
-        sum(one.hits for one in calls),
-        sum(one.misses for one in calls),
-        sum(one.fallbacks for one in calls),
+        sum(info.hits for info in calls),
+        sum(info.misses for info in calls),
+        sum(info.fallbacks for info in calls),
     )
 
 
@@ -120,6 +120,6 @@ def run(rounds: int) -> Result:
     """Run every script; of several rounds, keep the round with the median ratio."""
     rows = []
     for name in SCRIPTS:
-        found = sorted([measure(name) for _ in range(rounds)], key=lambda row: row.ratio)
-        rows.append(found[len(found) // 2])
+        results = sorted([measure(name) for _ in range(rounds)], key=lambda row: row.ratio)
+        rows.append(results[len(results) // 2])
     return Result(rows)

@@ -83,10 +83,10 @@ def measured(name: str, caches: Path, *, end: str = "") -> list[tuple[float, flo
     program = PROGRAM.format(model=model, inputs=INPUTS[model], prepare=prepare, compile=compile, end=end)
     folders = {CACHE_VARIABLE: str(caches / "switchgear"), "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor")}
     environment = {key: value for key, value in os.environ.items() if key != "SWITCHGEAR_COMPILE"} | folders
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program], env=environment, check=True, stdout=subprocess.PIPE, text=True
     )
-    times = json.loads(done.stdout.splitlines()[-1])
+    times = json.loads(process.stdout.splitlines()[-1])
     return [(after[0] - before[0], after[1] - before[1]) for before, after in itertools.pairwise(times)]
 
 
@@ -99,14 +99,14 @@ def run(rounds: int) -> Result:
         measured("default, warm", warm, end="sg.wait(called)")
         measured("torch.compile, warm", warm)
         for number in range(rounds):
-            for name, found in calls.items():
-                caches = warm if name.endswith("warm") else Path(folder, f"{number}{len(found)}{name[:7]}")
+            for name, times in calls.items():
+                caches = warm if name.endswith("warm") else Path(folder, f"{number}{len(times)}{name[:7]}")
                 imported, call = measured(name, caches)
-                found.append(call)
+                times.append(call)
                 if name == next(iter(CALLS)):
                     imports.append(imported)
     clock, processor = (
-        [Samples(name, tuple(one[kind] for one in found)) for name, found in calls.items()] for kind in (0, 1)
+        [Samples(name, tuple(pair[kind] for pair in times)) for name, times in calls.items()] for kind in (0, 1)
     )
-    first, second = (Samples("import switchgear", tuple(one[kind] for one in imports)) for kind in (0, 1))
+    first, second = (Samples("import switchgear", tuple(pair[kind] for pair in imports)) for kind in (0, 1))
     return Result((first, second), (clock, processor))

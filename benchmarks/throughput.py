@@ -96,8 +96,8 @@ class Result:
 
     def overall(self, contestant: str) -> float:
         """Return the geometric mean of a contestant's times by the best peer's."""
-        found = [item.to_best[contestant].value for item in self.comparisons if contestant in item.to_best]
-        return geometric_mean(found)
+        ratios = [item.to_best[contestant].value for item in self.comparisons if contestant in item.to_best]
+        return geometric_mean(ratios)
 
     def __str__(self) -> str:
         lines = [f"throughput, {self.rounds} rounds; MB: 2**20 bytes"]
@@ -107,10 +107,10 @@ class Result:
         if names:
             lines.append(f"\nby the best of {' and '.join(PEERS)}: time, worst first")
         for name in names:
-            found = [(item.to_best[name], item.workload) for item in self.comparisons if name in item.to_best]
-            lines.append(f"  {name}: geometric mean {self.overall(name):.3f} of {len(found)}")
-            found.sort(key=lambda pair: -pair[0].value)
-            lines += [f"    {ratio!s:>24}  {workload}" for ratio, workload in found]
+            ratios = [(item.to_best[name], item.workload) for item in self.comparisons if name in item.to_best]
+            lines.append(f"  {name}: geometric mean {self.overall(name):.3f} of {len(ratios)}")
+            ratios.sort(key=lambda pair: -pair[0].value)
+            lines += [f"    {ratio!s:>24}  {workload}" for ratio, workload in ratios]
         return "\n".join(lines)
 
 
@@ -144,15 +144,17 @@ def run(rounds: int, workloads: Sequence[str] = (), contestants: Sequence[str] =
 def chosen_workloads(names: Sequence[str]) -> list[Workload]:
     """Return the workloads by name (`gpt2/training`) or part of it (`gpt2`). Raises `ValueError` for unknown names."""
     for name in names:
-        if not any(name in (found, *found.split("/")) for found in WORKLOADS):
+        if not any(name in (workload, *workload.split("/")) for workload in WORKLOADS):
             raise ValueError(f"no workload {name}; there are {', '.join(WORKLOADS)}")
-    return [item for found, item in WORKLOADS.items() if not names or set(names) & {found, *found.split("/")}]
+    return [
+        item for full_name, item in WORKLOADS.items() if not names or set(names) & {full_name, *full_name.split("/")}
+    ]
 
 
 def chosen_contestants(names: Sequence[str]) -> tuple[list[Contestant], dict[str, str]]:
     """Return the named contestants that can run here, and why others cannot. Raises `ValueError` for unknown names."""
-    known = [item.name for item in CONTESTANTS]
-    if unknown := [name for name in names if name not in known]:
+    available = [item.name for item in CONTESTANTS]
+    if unknown := [name for name in names if name not in available]:
         raise ValueError(
             f"no contestant {', '.join(unknown)}; there are {', '.join(item.name for item in CONTESTANTS)}"
         )
@@ -280,11 +282,11 @@ def to_best_peer(samples: dict[str, Samples]) -> dict[str, Ratio]:
     return {name: item.interval_to(best) for name, item in samples.items() if name.startswith(CANDIDATE)}
 
 
-def deviation(found: Tensor, expected: Tensor) -> float:
+def deviation(actual: Tensor, expected: Tensor) -> float:
     """Return the greatest difference by the greatest element; infinite where shapes, dtypes or NaNs differ."""
-    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+    if (actual.shape, actual.dtype) != (expected.shape, expected.dtype):
         return math.inf
-    difference = float((found - expected).abs().max())
+    difference = float((actual - expected).abs().max())
     if difference == 0:
         return 0.0
     greatest = float(expected.abs().max())

@@ -125,28 +125,28 @@ def candidates(start: State) -> dict[str, tuple[State, Step]]:
                 functional, compile_with=through(backend, fullgraph=True)
             )
     makers["switchgear"] = lambda state: functional(state, switchgear)
-    found = {}
+    results = {}
     for name, make in makers.items():
         state = copy.deepcopy(start)
-        found[name] = state, make(state)
-    return found
+        results[name] = state, make(state)
+    return results
 
 
-def check(found: dict[str, tuple[State, Step]]) -> dict[str, float]:
+def check(candidates: dict[str, tuple[State, Step]]) -> dict[str, float]:
     """Train with every candidate: Switchgear is bit-identical to the same function, the others round in other places.
 
     Returns:
         The distance of each candidate's parameters from those of the uncompiled function.
     """
-    for _, step in found.values():
+    for _, step in candidates.values():
         generator = torch.Generator().manual_seed(0)
         for _ in range(CHECKED):
             step(*batch(generator, BATCH))
-    expected = found["eager, same function"][0]
+    expected = candidates["eager, same function"][0]
     distances = {}
-    for name, (state, _) in found.items():
+    for name, (state, _) in candidates.items():
         pairs = zip(state.parameters, expected.parameters, strict=True)
-        distances[name] = max(float((one - other).detach().abs().max()) for one, other in pairs)
+        distances[name] = max(float((first - second).detach().abs().max()) for first, second in pairs)
         if not distances[name] <= (0 if name == "switchgear" else TOLERANCE):
             raise RuntimeError(f"{name}: after {CHECKED} steps the parameters {distance(distances[name])}")
     return distances
@@ -157,10 +157,10 @@ def run(rounds: int) -> Result:
     torch._dynamo.reset()
     torch.manual_seed(0)
     with whole_steps_allowed():
-        found = candidates(initial(WIDTH, HIDDEN))
-        distances = check(found)
+        contestants = candidates(initial(WIDTH, HIDDEN))
+        distances = check(contestants)
         x, y = batch(torch.Generator().manual_seed(1), BATCH)
-        samples = interleave(rounds, {name: timed(step, x, y) for name, (_, step) in found.items()})
+        samples = interleave(rounds, {name: timed(step, x, y) for name, (_, step) in contestants.items()})
     return Result(samples, distances)
 
 

@@ -100,9 +100,9 @@ class Result:
         for name in self.workloads:
             curves = self.of(name)
             lines.append(f"{name:12}" + "".join(f"{mark:>8} s" for mark in marks) + "   first  steps/s at the end")
-            for who, curve in curves.items():
+            for contestant, curve in curves.items():
                 counts = "".join(f"{curve.steps(mark):>10}" for mark in marks)
-                lines.append(f"  {who:10}{counts}{curve.ends[0]:>7.2f} s{curve.rate():>10.2f}")
+                lines.append(f"  {contestant:10}{counts}{curve.ends[0]:>7.2f} s{curve.rate():>10.2f}")
             for peer in ("eager", "compile"):
                 part, when = self.least(name, peer)
                 lines.append(f"  at least {part:.2f} of {peer}'s steps from {GRACE:.0f} s on, least at {when:.1f} s")
@@ -201,13 +201,13 @@ def chosen(names: Sequence[str]) -> list[str]:
 def _in_a_process(name: str, contestant: str, seconds: float, quick: bool, folder: str) -> list[float]:
     caches = {"TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "inductor"), CACHE_VARIABLE: str(Path(folder) / "own")}
     command = [sys.executable, "-m", "benchmarks.work_curve", name, contestant, str(seconds), str(int(quick))]
-    done = subprocess.run(command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True, check=True)
-    ends: list[float] = json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, env={**os.environ, **caches}, stdout=subprocess.PIPE, text=True, check=True)
+    ends: list[float] = json.loads(process.stdout.splitlines()[-1])
     return ends
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    workload, who, duration, is_quick = sys.argv[1:]
-    print(json.dumps(ends_of(workload, who, float(duration), bool(int(is_quick)))))
+    workload, contestant, duration, is_quick = sys.argv[1:]
+    print(json.dumps(ends_of(workload, contestant, float(duration), bool(int(is_quick)))))

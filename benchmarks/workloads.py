@@ -65,12 +65,12 @@ class Task:
 
     def results(self, returned: Tensor) -> list[Tensor]:
         """Return copies of everything that one run computes."""
-        found = [returned]
+        tensors = [returned]
         if self.mode is Mode.TRAINING:
-            found += [tensor.grad for tensor in self.learned if tensor.grad is not None]
+            tensors += [tensor.grad for tensor in self.learned if tensor.grad is not None]
         elif self.mode is Mode.STEP:
-            found += self.learned
-        return [tensor.detach().clone() for tensor in found]
+            tensors += self.learned
+        return [tensor.detach().clone() for tensor in tensors]
 
 
 #: Builds a task from a mode and whether sizes are tiny.
@@ -191,8 +191,8 @@ class Logits(nn.Module):
 
     def forward(self, ids: Tensor, labels: Tensor | None = None) -> Tensor:
         """Return logits or loss."""
-        found = self.model(input_ids=ids, labels=labels)
-        result: Tensor = found.logits if labels is None else found.loss
+        output = self.model(input_ids=ids, labels=labels)
+        result: Tensor = output.logits if labels is None else output.loss
         return result
 
 
@@ -228,8 +228,8 @@ class Hidden(nn.Module):
 
     def forward(self, embedded: Tensor) -> Tensor:
         """Return the last hidden state."""
-        found: Tensor = self.model(inputs_embeds=embedded).last_hidden_state
-        return found
+        state: Tensor = self.model(inputs_embeds=embedded).last_hidden_state
+        return state
 
 
 def llama(mode: Mode, quick: bool) -> Task:

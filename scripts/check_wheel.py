@@ -72,9 +72,9 @@ def build(wheels: Path) -> None:
     for project in PROJECTS:
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(wheels), str(ROOT / project)]
         environment = os.environ | {"SWITCHGEAR_RELEASE": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{project} cannot be built:\n{done.stdout}{done.stderr}")
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if process.returncode:
+            raise SystemExit(f"{project} cannot be built:\n{process.stdout}{process.stderr}")
         print(f"built {project}", flush=True)
 
 
@@ -82,15 +82,15 @@ def compare(wheels: Path, part: str) -> list[str]:
     """Return the files that a wheel lacks compared with its folders, and the files that belong to none."""
     (wheel,) = wheels.glob(f"{part}-*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        found = {name for name in archive.namelist() if ".dist-info/" not in name}
-    wanted = {
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    expected = {
         f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
         for place, folder in CONTENT[part].items()
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    missing = [f"{name} is missing in {part}" for name in sorted(wanted - found)]
-    return missing + [f"{name} does not belong in {part}" for name in sorted(found - wanted)]
+    missing = [f"{name} is missing in {part}" for name in sorted(expected - names)]
+    return missing + [f"{name} does not belong in {part}" for name in sorted(names - expected)]
 
 
 def install(wheels: Path, env: Path, torch: str, index: str) -> Path:

@@ -135,13 +135,13 @@ def complexities() -> dict[str, int]:
         *(str(folder_of(name)) for name in (*PACKAGES, *SHIPPED)),
     ]
     output = subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
-    found: dict[str, int] = {}
+    values: dict[str, int] = {}
     for item in json.loads(output):
         match = re.fullmatch(r"`(.*)` is too complex \((\d+) > 0\)", item["message"])
         assert match is not None, item
         place = name_of(Path(item["filename"]))
-        found[f"{place}:{item['location']['row']} {match[1]}"] = int(match[2])
-    return found
+        values[f"{place}:{item['location']['row']} {match[1]}"] = int(match[2])
+    return values
 
 
 def report() -> list[str]:
@@ -158,8 +158,8 @@ def report() -> list[str]:
     for name, paths in sorted(folders.items()):
         size = measure(paths)
         allowed = budget["rooms"].get(name)
-        left = "" if allowed is None else str(allowed - size.lines)
-        print(f"{name:<32}{size.lines:>8}{allowed or '':>8}{left:>8}{size.density:>14.1f}")
+        rest = "" if allowed is None else str(allowed - size.lines)
+        print(f"{name:<32}{size.lines:>8}{allowed or '':>8}{rest:>8}{size.density:>14.1f}")
         if allowed is None:
             over.append(f"{name} has no budget")
         elif size.lines > allowed:

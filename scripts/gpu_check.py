@@ -144,9 +144,9 @@ def download(folder: Path) -> None:
     target = ["--only-binary=:all:", "--python-version", PYTHON, "--implementation", "cp"]
     target += [part for platform in PLATFORMS for part in ("--platform", platform)]
     command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--pre", *target, "--dest", str(folder)]
-    done = subprocess.run([*command, NVFUSER, *WHEELS], stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise Failed(f"the wheels cannot be had: {(done.stderr.strip().splitlines() or ['pip says nothing'])[-1]}")
+    process = subprocess.run([*command, NVFUSER, *WHEELS], stderr=subprocess.PIPE, text=True, check=False)
+    if process.returncode:
+        raise Failed(f"the wheels cannot be had: {(process.stderr.strip().splitlines() or ['pip says nothing'])[-1]}")
 
 
 def trim(wheel: Path, bundle: Path) -> None:
@@ -157,14 +157,14 @@ def trim(wheel: Path, bundle: Path) -> None:
         lzma.open(bundle, "wb") as compressed,
         tarfile.open(fileobj=compressed, mode="w|") as bundled,
     ):
-        taken = []
+        members = []
         for member in archive.infolist():
-            if found := COPY.fullmatch(member.filename):
-                links[member.filename] = f"{found['stem']}.so.{CUDA_MAJOR}"
+            if match := COPY.fullmatch(member.filename):
+                links[member.filename] = f"{match['stem']}.so.{CUDA_MAJOR}"
             elif not member.is_dir() and not member.filename.startswith(UNUSED):
-                taken.append(member)
-        progress = Progress(sum(member.file_size for member in taken))
-        for member in taken:
+                members.append(member)
+        progress = Progress(sum(member.file_size for member in members))
+        for member in members:
             with archive.open(member) as contents:
                 add(bundled, member.filename, member.file_size, progress.through(contents))
         described = json.dumps(links, indent=2).encode()
@@ -183,7 +183,7 @@ class Progress:
 
     def __init__(self, total: int) -> None:
         self.total = total
-        self.done = 0
+        self.position = 0
         self.contents: IO[bytes]
 
     def through(self, contents: IO[bytes]) -> Any:
@@ -193,11 +193,11 @@ class Progress:
 
     def read(self, size: int = -1) -> bytes:
         """Read on, and report progress."""
-        found = self.contents.read(size)
-        before, self.done = self.done, self.done + len(found)
-        if self.done // STRIDE > before // STRIDE:
-            say(f"compressed {self.done / 2**20:.0f} of {self.total / 2**20:.0f} MiB")
-        return found
+        data = self.contents.read(size)
+        before, self.position = self.position, self.position + len(data)
+        if self.position // STRIDE > before // STRIDE:
+            say(f"compressed {self.position / 2**20:.0f} of {self.total / 2**20:.0f} MiB")
+        return data
 
 
 # --- on the machine ---
@@ -212,9 +212,9 @@ def describe() -> None:
     if not torch.cuda.is_available():
         raise Failed(f"PyTorch {torch.__version__} finds no CUDA device here")
     gpu = torch.cuda.get_device_properties(0)
-    found = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda}
-    found |= {"device": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "bytes": str(gpu.total_memory)}
-    print(json.dumps(found))
+    facts = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": torch.version.cuda}
+    facts |= {"device": gpu.name, "capability": f"{gpu.major}.{gpu.minor}", "bytes": str(gpu.total_memory)}
+    print(json.dumps(facts))
 
 
 def unpack(folder: Path, site: Path) -> None:
@@ -303,15 +303,15 @@ def run(options: argparse.Namespace) -> int:
     if not {"unpack", "wheels"}.isdisjoint(step.name for step in todo):
         check(options.pack)
     options.report.mkdir(parents=True, exist_ok=True)
-    found = {step.name: Outcome(step.name, shlex.join(step.command)) for step in todo}
+    outcomes = {step.name: Outcome(step.name, shlex.join(step.command)) for step in todo}
     with (options.report / "log.txt").open("w") as log:
         for step in todo:
-            found[step.name] = outcome(step, options, log)
-            write(options.report, list(found.values()))
-            if step.needed and found[step.name].status == "failed":
+            outcomes[step.name] = outcome(step, options, log)
+            write(options.report, list(outcomes.values()))
+            if step.needed and outcomes[step.name].status == "failed":
                 break
     print((options.report / "report.txt").read_text())
-    return int(any(item.status != "passed" for item in found.values()))
+    return int(any(item.status != "passed" for item in outcomes.values()))
 
 
 def outcome(step: Step, options: argparse.Namespace, log: IO[str]) -> Outcome:
@@ -344,9 +344,9 @@ def counted(path: Path) -> dict[str, int]:
     """Return the number of tests by outcome, from pytest's own report."""
     suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
     kinds = ("tests", "failures", "errors", "skipped")
-    found = {kind: sum(int(suite.get(kind, 0)) for suite in suites) for kind in kinds}
-    bad = found["failures"] + found["errors"]
-    return {"passed": found["tests"] - bad - found["skipped"], "failed": bad, "skipped": found["skipped"]}
+    counts = {kind: sum(int(suite.get(kind, 0)) for suite in suites) for kind in kinds}
+    bad = counts["failures"] + counts["errors"]
+    return {"passed": counts["tests"] - bad - counts["skipped"], "failed": bad, "skipped": counts["skipped"]}
 
 
 def write(report: Path, outcomes: Sequence[Outcome]) -> None:

@@ -45,12 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     start = time.monotonic()
     try:
-        made = make(options.folder, options.python)
+        is_new = make(options.folder, options.python)
     except CannotMake as error:
         print(f"no environment with nvFuser: {error}", file=sys.stderr)
         return 1
     print(
-        f"{options.folder} {'is made' if made else 'is up to date'}, {time.monotonic() - start:.0f} s", file=sys.stderr
+        f"{options.folder} {'is made' if is_new else 'is up to date'}, {time.monotonic() - start:.0f} s",
+        file=sys.stderr,
     )
     return 0
 
@@ -61,9 +62,9 @@ def make(folder: Path, python: str | None) -> bool:
     if stamp.is_file() and stamp.read_text() == contents and runs(folder / "bin" / "python"):
         return False
     if not runs(folder / "bin" / "python"):
-        found = find_python(python)
-        say(f"an empty environment of {found}")
-        run([found, "-m", "venv", "--clear", str(folder)], f"the venv module of Python {PYTHON}")
+        interpreter = find_python(python)
+        say(f"an empty environment of {interpreter}")
+        run([interpreter, "-m", "venv", "--clear", str(folder)], f"the venv module of Python {PYTHON}")
     for what, packages in installations().items():
         say(what)
         run([*pip(folder), *packages], what)
@@ -101,10 +102,10 @@ def find_python(named: str | None) -> str:
     """Return a Python of the right version that starts."""
     tried = []
     for candidate in candidates() if named is None else [named]:
-        found = None if shutil.which(candidate) is None else version(candidate)
-        if found == PYTHON:
+        answer = None if shutil.which(candidate) is None else version(candidate)
+        if answer == PYTHON:
             return candidate
-        tried.append(f"{candidate} {'was not found' if found is None else f'says {found!r}'}")
+        tried.append(f"{candidate} {'was not found' if answer is None else f'says {answer!r}'}")
     raise CannotMake(f"Python {PYTHON} is missing: {'; '.join(tried)}. Name one by --python")
 
 
@@ -119,8 +120,8 @@ def candidates() -> Iterator[str]:
 def version(python: str) -> str:
     """Return major and minor version, or the output in place of a version."""
     command = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return (found.stdout or found.stderr).strip().partition("\n")[0]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (process.stdout or process.stderr).strip().partition("\n")[0]
 
 
 def pip(folder: Path) -> list[str]:
@@ -140,9 +141,9 @@ def runs(python: Path) -> bool:
 
 def run(command: Sequence[str], what: str) -> None:
     """Run a step; raise `CannotMake` with the last line of its errors if the step fails."""
-    done = subprocess.run(command, stderr=subprocess.PIPE if "-qq" in command else None, text=True, check=False)
-    if done.returncode:
-        reason = (done.stderr or "").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+    process = subprocess.run(command, stderr=subprocess.PIPE if "-qq" in command else None, text=True, check=False)
+    if process.returncode:
+        reason = (process.stderr or "").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
         raise CannotMake(f"{what} is missing: {reason[0]}")
 
 

@@ -158,9 +158,9 @@ class _Candidates(ast.NodeVisitor):
 
     def visit_Compare(self, node: ast.Compare) -> None:
         if len(node.ops) == 1:
-            left, (right,) = node.left, node.comparators
+            first, (second,) = node.left, node.comparators
             flipped = _FLIPPED[type(node.ops[0])]
-            self._add(node, "comparison", f"({ast.unparse(left)}) {flipped} ({ast.unparse(right)})")
+            self._add(node, "comparison", f"({ast.unparse(first)}) {flipped} ({ast.unparse(second)})")
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
@@ -221,7 +221,7 @@ def chosen(texts: dict[str, str], number: int, seed: int) -> list[Mutant]:
             mutants.append(mutant)
         if len(mutants) == number:
             break
-    return sorted(mutants, key=lambda one: (one.file, one.line))
+    return sorted(mutants, key=lambda mutant: (mutant.file, mutant.line))
 
 
 def switched(file: str, text: str, mutants: Sequence[Mutant]) -> str:
@@ -345,14 +345,14 @@ class Copy:
         """Run the tests that reach a mutant: at first `most` tests, then three times as many more."""
         mutant = self._mutants[number]
         reaching = sorted((test for test in tests if number in test.reached), key=lambda test: _distance(test, mutant))
-        done = 0
+        count = 0
         for part in (reaching[:most], reaching[most : 4 * most]):
             if part:
-                done += len(part)
+                count += len(part)
                 killer = self._killer(number, part)
                 if killer:
-                    return Fate(mutant, killer, done, len(reaching))
-        return Fate(mutant, "", done, len(reaching))
+                    return Fate(mutant, killer, count, len(reaching))
+        return Fate(mutant, "", count, len(reaching))
 
     def _killer(self, number: int, tests: Sequence[Test]) -> str:
         limit = _START + _FACTOR * sum(test.seconds for test in tests)

@@ -1,4 +1,4 @@
-"""The pages of the guide: every block runs, every command is one, every public name is in the reference."""
+"""The pages of the guide: every block runs, every public name is in the reference."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import doctest
 import itertools
 import pkgutil
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 import switchgear as sg
 from switchgear import capture, executors, parts, passes, testing
 from switchgear_core.registry.parts import installed_parts
-from switchgear_tools.cli import command_line
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -48,16 +46,6 @@ def test_examples_run(page: str) -> None:
     results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples)
     assert results.attempted > 3
     assert not results.failed
-
-
-def commands() -> list[str]:
-    lines = "\n".join(block for page in PAGES for block in blocks(page, "sh")).splitlines()
-    return [line.partition("  #")[0] for line in lines if line.startswith("switchgear ")]
-
-
-@pytest.mark.parametrize("command", commands())
-def test_commands_exist(command: str) -> None:
-    assert command_line().parse_args(shlex.split(command)[1:])
 
 
 def test_every_page_is_listed() -> None:

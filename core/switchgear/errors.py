@@ -1,4 +1,4 @@
-"""Errors and warnings that Switchgear raises."""
+"""Errors and warnings of Switchgear."""
 
 from switchgear_core.errors import (
     CacheWarning,

@@ -62,8 +62,8 @@ def grad(
 
     @functools.wraps(function)
     def gradients(*args: object, **kwargs: object) -> Any:
-        value, found = compute(*args, **kwargs)
-        return (found, value[1]) if has_aux else found
+        value, gradient = compute(*args, **kwargs)
+        return (gradient, value[1]) if has_aux else gradient
 
     return gradients
 
@@ -89,11 +89,11 @@ def value_and_grad(
     Raises:
         InvalidInput: as for `grad`.
     """
-    asked = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     @functools.wraps(function)
     def compute(*args: object, **kwargs: object) -> Any:
-        positions = tuple(_position(number, args) for number in asked)
+        positions = tuple(_position(number, args) for number in numbers)
         result, pullback = _linearised(function, args, kwargs, positions, selection)
         if has_aux and not (isinstance(result, tuple) and len(result) == 2):
             raise InvalidInput(
@@ -112,8 +112,8 @@ def value_and_grad(
             raise InvalidInput(
                 f"sg.grad needs a function that returns a floating-point scalar tensor, not {shown}; {remedy}"
             )
-        found = pullback([torch.ones_like(value)])
-        return result, (found[0] if isinstance(argnums, int) else found)
+        gradients = pullback([torch.ones_like(value)])
+        return result, (gradients[0] if isinstance(argnums, int) else gradients)
 
     jitted = jit(compute, **options)
     selection = compiler_of(jitted).selection
@@ -164,12 +164,12 @@ def vjp(
     count = len(flatten(result, objects=True)[0])
 
     def pullback(cotangents: object) -> Any:
-        given = flatten(cotangents, objects=True)[0]
-        if len(given) != count:
+        values = flatten(cotangents, objects=True)[0]
+        if len(values) != count:
             raise InvalidInput(
-                f"`cotangents` has {len(given)} items for {count} results; give one for each"
+                f"`cotangents` has {len(values)} items for {count} results; give one for each"
             )
-        return pull(given)
+        return pull(values)
 
     return result, pullback
 
@@ -184,20 +184,20 @@ def _linearised(
     """Return the function's result, and its pullback from flat grad outputs to a gradient per wanted argument."""
     leaves, spec = flatten((args, kwargs))
     owners = [position for position, arg in enumerate(args) for _ in flatten(arg)[0]]
-    wanted = [
+    indices = [
         index
         for index, owner in enumerate(owners)
         if owner in positions and _is_inexact(leaves[index])
     ]
     if active_recorder() is None:
-        result, pull = _by_autograd(function, leaves, spec, wanted)
+        result, pull = _by_autograd(function, leaves, spec, indices)
     else:
-        result, pull = _captured(function, leaves, spec, wanted, selection)
+        result, pull = _captured(function, leaves, spec, indices, selection)
 
     def pullback(cotangents: list[Any]) -> tuple[Any, ...]:
-        found = pull(cotangents)
+        grads = pull(cotangents)
         zeros = (torch.zeros_like(leaf) if _is_inexact(leaf) else None for leaf in leaves)
-        grouped = spec.unflatten([found.get(index, zero) for index, zero in enumerate(zeros)])[0]
+        grouped = spec.unflatten([grads.get(index, zero) for index, zero in enumerate(zeros)])[0]
         return tuple(grouped[position] for position in positions)
 
     return result, pullback
@@ -207,7 +207,7 @@ def _captured(
     function: Callable[..., object],
     leaves: list[Any],
     spec: Structure,
-    wanted: list[int],
+    indices: list[int],
     selection: Selection,
 ) -> tuple[Any, _Pull]:
     """Return the function's result, and its recorded pullback."""
@@ -216,7 +216,7 @@ def _captured(
     recorder.tracker.settle()
     with torch.enable_grad():
         captured = capture(
-            function, leaves, spec, selection.handlers, differentiable=frozenset(wanted)
+            function, leaves, spec, selection.handlers, differentiable=frozenset(indices)
         )
     with recorder.apart:
         trace = dead_code(inner_gradients(captured.trace, selection)[0])
@@ -236,22 +236,22 @@ def _captured(
 
 
 def _by_autograd(
-    function: Callable[..., Any], leaves: list[Any], spec: Structure, wanted: list[int]
+    function: Callable[..., Any], leaves: list[Any], spec: Structure, indices: list[int]
 ) -> tuple[Any, _Pull]:
     """Return the function's result, and its pullback, in eager mode: where capture refuses the function."""
     higher = torch.is_grad_enabled() and any(
         isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves
     )
-    given = list(leaves)
+    inputs = list(leaves)
     with torch.enable_grad():
-        for index in wanted:
+        for index in indices:
             leaf = leaves[index]
-            given[index] = (
+            inputs[index] = (
                 leaf.view_as(leaf)
                 if higher and leaf.requires_grad
                 else leaf.detach().requires_grad_()
             )
-        args, kwargs = spec.unflatten(given)
+        args, kwargs = spec.unflatten(inputs)
         outputs, out_spec = flatten(function(*args, **kwargs), objects=True)
 
     def pull(cotangents: list[Any]) -> dict[int, torch.Tensor]:
@@ -262,8 +262,8 @@ def _by_autograd(
         ]
         ends, starts = [end for end, _ in pairs], [start for _, start in pairs]
         options = {"retain_graph": True, "create_graph": higher, "materialize_grads": True}
-        found = torch.autograd.grad(ends, [given[index] for index in wanted], starts, **options)
-        return dict(zip(wanted, found, strict=True))
+        grads = torch.autograd.grad(ends, [inputs[index] for index in indices], starts, **options)
+        return dict(zip(indices, grads, strict=True))
 
     values = (
         outputs
@@ -282,14 +282,14 @@ def _pull(
     higher: bool,
 ) -> dict[int, torch.Tensor]:
     """Return the gradients of the arguments, by position among their leaves, for a grad output per returned leaf."""
-    given: dict[int, torch.Tensor] = {}
+    by_output: dict[int, torch.Tensor] = {}
     through: dict[int, torch.Tensor] = {}
     for item, cotangent in zip(captured.outputs.returned, cotangents, strict=False):
         if isinstance(cotangent, torch.Tensor) and item.kind != "value":
-            _add(given if item.kind == "output" else through, item.place, cotangent)
+            _add(by_output if item.kind == "output" else through, item.place, cotangent)
     grad_outputs = tuple(
-        metadata_proxy(f"g_{proxy.name}", given[index], False)
-        if proxy is not None and index in given and proxy.requires_grad
+        metadata_proxy(f"g_{proxy.name}", by_output[index], False)
+        if proxy is not None and index in by_output and proxy.requires_grad
         else None
         for index, proxy in enumerate(trace.outputs)
     )
@@ -298,7 +298,7 @@ def _pull(
         joint = differentiate(trace, selection, grad_outputs, higher_order=higher)
     env = {**values, **joint.trace.tensors}
     env.update(
-        (proxy.name, given[index])
+        (proxy.name, by_output[index])
         for index, proxy in enumerate(joint.grad_outputs)
         if proxy is not None
     )
@@ -310,16 +310,16 @@ def _pull(
         ],
         env,
     )
-    found: dict[int, torch.Tensor] = {}
+    gradients: dict[int, torch.Tensor] = {}
     for number, (source, grad) in enumerate(
         zip(captured.sources, joint.trace.outputs[joint.count :], strict=True)
     ):
         if isinstance(source, Argument) and trace.inputs[number].requires_grad:
             if grad is not None:
-                _add(found, source.index, env[grad.name])
+                _add(gradients, source.index, env[grad.name])
             if number in through:
-                _add(found, source.index, through[number])
-    return found
+                _add(gradients, source.index, through[number])
+    return gradients
 
 
 def _add(sums: dict[int, torch.Tensor], index: int, term: torch.Tensor) -> None:

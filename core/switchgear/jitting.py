@@ -82,15 +82,15 @@ def jit(
     tables = (rules,) if isinstance(rules, (Table, str)) else tuple(rules or ())
     selection = select(installed(executors, tables), executors, settings, parts)
     methods: Any = settings["methods"]
-    own = {name: value for name, value in settings.items() if not parts.options[name].is_for_one}
-    again = functools.partial(jit, **own)
+    common = {name: value for name, value in settings.items() if not parts.options[name].is_for_one}
+    rejit = functools.partial(jit, **common)
 
     def compiler(function: Callable[..., object], module: nn.Module | None) -> Compiler:
-        return Compiler(function, module, selection, own)
+        return Compiler(function, module, selection, common)
 
     if isinstance(function, nn.Module):
         return jitted_module(
-            function, compiler, functools.partial(again, methods=methods), again, methods
+            function, compiler, functools.partial(rejit, methods=methods), rejit, methods
         )
     if methods:
         raise InvalidInput(
@@ -99,7 +99,7 @@ def jit(
     if isinstance(function, JitFunction):
         function = function._switchgear.function
     owner = getattr(function, "__self__", None)
-    return JitFunction(compiler(function, owner if isinstance(owner, nn.Module) else None), again)
+    return JitFunction(compiler(function, owner if isinstance(owner, nn.Module) else None), rejit)
 
 
 def _check_function(function: object) -> None:

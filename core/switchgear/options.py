@@ -91,7 +91,7 @@ def warn_of_unknown_variables(declared: Mapping[str, Option]) -> None:
     for name in os.environ:
         if name.startswith(_PREFIX) and name not in variables:
             near = did_you_mean(
-                name.removeprefix(_PREFIX), [one.removeprefix(_PREFIX) for one in variables]
+                name.removeprefix(_PREFIX), [item.removeprefix(_PREFIX) for item in variables]
             )
             if near:  # others belong to plugins
                 near = near.replace("'", f"'{_PREFIX}", 1)

@@ -124,7 +124,7 @@ def _kind(call: Arguments, adopted: Sequence[torch.Tensor]) -> object:
 
 
 class DirectRuntime:
-    """Runs the programs as one node of autograd, whose backward expects a gradient for every output."""
+    """Runs the programs as a single node of autograd, whose backward expects a gradient for every output."""
 
     def run(self, captured: CapturedCall, programs: Programs) -> Run:
         """Implement `Runtime.run`."""

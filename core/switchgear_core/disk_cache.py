@@ -207,8 +207,8 @@ def write(file: Path, content: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, new = tempfile.mkstemp(dir=file.parent, suffix=".new")
     try:
-        with os.fdopen(descriptor, "wb") as written:
-            written.write(content)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
         os.replace(new, file)
     except BaseException:
         os.unlink(new)
@@ -216,23 +216,23 @@ def write(file: Path, content: bytes) -> None:
 
 
 def workplace() -> Path:
-    """Return a folder of this process, empty at first and removed at its end.
+    """Return a folder of the current process, empty at first and removed at its end.
 
     Raises:
         OSError: no folder can be created.
     """
-    process, home = os.getpid(), entries()
-    if not _workplace(process, home).is_dir():
+    process, folder = os.getpid(), entries()
+    if not _workplace(process, folder).is_dir():
         _workplace.cache_clear()
-    return _workplace(process, home)
+    return _workplace(process, folder)
 
 
 @functools.cache
-def _workplace(process: int, home: Path | None) -> Path:
-    for one in home.glob("work-*") if home else ():
-        if is_abandoned(one):
-            shutil.rmtree(one, ignore_errors=True)
-    place = Path(tempfile.mkdtemp(prefix="work-", dir=home))
+def _workplace(process: int, folder: Path | None) -> Path:
+    for path in folder.glob("work-*") if folder else ():
+        if is_abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(prefix="work-", dir=folder))
     _LOCKS[place] = _locked(place)
     atexit.register(_remove, place, process)
     return place
@@ -288,12 +288,12 @@ def shared(name: str) -> Path | None:
 
 
 def everything() -> list[Path]:
-    """Return the files and folders of this package in the cache folder; none if the folder cannot be used."""
+    """Return the files and folders of Switchgear in the cache folder; none if the folder cannot be used."""
     place = entries()
     return sorted(
-        one
-        for one in (place.iterdir() if place is not None else ())
-        if ENTRY.fullmatch(one.name) or _OTHERS.fullmatch(one.name)
+        path
+        for path in (place.iterdir() if place is not None else ())
+        if ENTRY.fullmatch(path.name) or _OTHERS.fullmatch(path.name)
     )
 
 

@@ -1,4 +1,4 @@
-"""Errors and warnings that Switchgear raises."""
+"""Errors and warnings of Switchgear."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from switchgear_core import own
 
 
 class SwitchgearError(Exception):
-    """Base class of all errors of this package."""
+    """Base class of all errors of Switchgear."""
 
 
 class CaptureError(SwitchgearError):
@@ -42,7 +42,7 @@ CAPTURE_ERRORS = _Thread()
 
 
 class Unsupported(CaptureError):
-    """Error of a function, an argument or a result that capture refuses."""
+    """Error of a function, an argument or a result refused by capture."""
 
 
 class DataDependent(CaptureError):
@@ -57,11 +57,11 @@ NO_DATA_IN_RULES = (
 
 
 class InvalidInput(SwitchgearError, ValueError):
-    """Error of an invalid option or argument of `jit`, `grad` or another function of this package."""
+    """Error of an invalid option or argument of `jit`, `grad` or another function of Switchgear."""
 
 
 class RegistrationError(SwitchgearError):
-    """Error of a registration that is malformed, or that collides with another owner's."""
+    """Error of a malformed registration, or of a collision with another owner's."""
 
 
 class UnknownExecutor(SwitchgearError, ValueError):
@@ -77,7 +77,7 @@ class RuleError(SwitchgearError):
 
 
 class NotDifferentiable(SwitchgearError):
-    """Error of a bound symbol that no grad rule, decomposition or PyTorch formula differentiates."""
+    """Error of a bound symbol without grad rule, decomposition or PyTorch formula."""
 
 
 class OtherDecisions(SwitchgearError):
@@ -89,7 +89,7 @@ class StrictError(SwitchgearError):
 
 
 class InvalidTrace(SwitchgearError):
-    """Error of a trace in which the verifier found a fault."""
+    """Error of a faulty trace, from the verifier."""
 
 
 class ExecutorFailed(SwitchgearError):
@@ -97,11 +97,11 @@ class ExecutorFailed(SwitchgearError):
 
 
 class PluginWarning(UserWarning):
-    """Warning of a plugin that failed to load, an executor that is skipped, or an unknown name in the environment."""
+    """Warning of a plugin failing to load, a skipped executor, or an unknown name in the environment."""
 
 
 class CacheWarning(UserWarning):
-    """Warning of a cache folder that cannot be used: nothing is stored for other processes."""
+    """Warning of an unusable cache folder: nothing is stored for other processes."""
 
 
 class FallbackWarning(UserWarning):
@@ -116,30 +116,30 @@ class FallbackWarning(UserWarning):
 
 
 class RecompileWarning(UserWarning):
-    """Warning of a jitted function that was compiled more often than its recompile limit."""
+    """Warning of more compilations of a jitted function than its recompile limit."""
 
 
 class VersionWarning(UserWarning):
-    """Warning of a PyTorch that is newer than the tested versions."""
+    """Warning of a newer PyTorch than the tested versions."""
 
 
-def did_you_mean(name: object, known: Iterable[object]) -> str:
+def did_you_mean(name: object, names: Iterable[object]) -> str:
     """Make a hint at the nearest name, to end a message with.
 
     Args:
         name: the unknown name.
-        known: the names to choose from.
+        names: the names to choose from.
 
     Returns:
         The hint; empty if none is near.
     """
-    shown = {str(one): one for one in known}
+    shown = {str(candidate): candidate for candidate in names}
     close = difflib.get_close_matches(str(name), shown, n=1)
     return f"; did you mean {shown[close[0]]!r}?" if close else ""
 
 
 def warn(message: str) -> None:
-    """Warn about plugins or the environment, at the line that calls this package."""
+    """Warn about plugins or the environment, at the line that calls Switchgear."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(own.PREFIX):
         frame, level = frame.f_back, level + 1

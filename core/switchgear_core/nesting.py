@@ -21,20 +21,20 @@ def tensors_in(value: object) -> Iterator[torch.Tensor]:
 
 def instances_in(kinds: type | tuple[type, ...], value: object) -> list[Any]:
     """Return the instances of kinds, none of them plain, in a nest of tuples, lists, dicts and slices, in order."""
-    pending, found = [value], list[Any]()
+    pending, instances = [value], list[Any]()
     while pending:
         part: Any = pending.pop()
         if type(part) in PLAIN:  # faster than `isinstance`
             continue
         if isinstance(part, kinds):
-            found.append(part)
+            instances.append(part)
         elif isinstance(part, (tuple, list)):
             pending.extend(reversed(part))
         elif isinstance(part, dict):
             pending.extend(reversed(part.values()))
         elif isinstance(part, slice):
             pending.extend((part.step, part.stop, part.start))
-    return found
+    return instances
 
 
 def map_tensors(function: Callable[[torch.Tensor], object], value: object) -> Any:
@@ -67,11 +67,11 @@ def map_instances(
     return value
 
 
-def twin(one: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def twin(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a copy without history, of equal strides, in memory of its own; of another dtype if given."""
-    if one.layout is not torch.strided:
-        return one.detach().clone().to(dtype or one.dtype)
-    steps = zip(one.shape, one.stride(), strict=True)
-    reach = sum((size - 1) * stride for size, stride in steps) + 1 if one.numel() else 0
-    memory = one.detach().as_strided((reach,), (1,)).to(dtype or one.dtype, copy=True)
-    return memory.as_strided(one.shape, one.stride(), 0)
+    if tensor.layout is not torch.strided:
+        return tensor.detach().clone().to(dtype or tensor.dtype)
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    reach = sum((size - 1) * stride for size, stride in steps) + 1 if tensor.numel() else 0
+    memory = tensor.detach().as_strided((reach,), (1,)).to(dtype or tensor.dtype, copy=True)
+    return memory.as_strided(tensor.shape, tensor.stride(), 0)

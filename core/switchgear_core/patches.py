@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Change:
-    """A change of the process or of this thread, until `undo`. Create it before the change is made.
+    """A change of the process or of the current thread, until `undo`. Create it before the change is made.
 
     An interrupt may arrive between any two instructions: `put_back` undoes the changes whose own `undo` did not run.
 
@@ -47,7 +47,7 @@ class Change:
     def _is_of(self, earlier: Change) -> bool:
         """Check whether this change repeats `earlier`: all arguments but the last, the former state, are identical."""
         pairs = zip(self._args[:-1], earlier._args[:-1], strict=False)
-        return self._undo == earlier._undo and all(one is other for one, other in pairs)
+        return self._undo == earlier._undo and all(value is other for value, other in pairs)
 
 
 #: The changes not yet undone, by thread.
@@ -55,12 +55,12 @@ _CHANGES: dict[int, list[Change]] = {}
 
 
 def changes() -> list[Change]:
-    """Return the pending changes of this thread, in order."""
+    """Return the pending changes of the current thread, in order."""
     return _CHANGES.setdefault(threading.get_ident(), [])
 
 
 def put_back(before: Collection[Change]) -> None:
-    """Undo the pending changes of this thread outside of `before`, the last first."""
+    """Undo the pending changes of the current thread outside of `before`, the last first."""
     for change in reversed([*changes()]):
         if change not in before:
             change.undo()
@@ -92,7 +92,7 @@ class Lock:
         while self._lock._is_owned():
             self._lock.release()
 
-    def again(self) -> None:
+    def reset(self) -> None:
         """Reset the lock: its holding thread may not exist."""
         self._lock._at_fork_reinit()
 
@@ -103,13 +103,13 @@ _LOCKS: weakref.WeakSet[Lock] = weakref.WeakSet()
 def _after_fork() -> None:
     """Free all locks, and undo the changes of other threads: in the child of a fork no other thread exists."""
     for lock in _LOCKS:
-        lock.again()
+        lock.reset()
     thread = threading.get_ident()
-    own = _CHANGES.pop(thread, [])
+    own_changes = _CHANGES.pop(thread, [])
     _CHANGES[thread] = [change for pending in _CHANGES.values() for change in pending]
     put_back(())
     _CHANGES.clear()
-    _CHANGES[thread] = own
+    _CHANGES[thread] = own_changes
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -159,9 +159,9 @@ def together(contexts: Iterable[contextlib.AbstractContextManager[Any]]) -> Iter
 def redirected(
     holder: object, name: str, target: Callable[..., object]
 ) -> contextlib.AbstractContextManager[None]:
-    """Have calls of `holder.name` from this thread call `target`, with the original as first argument."""
-    found, thread = inspect.getattr_static(holder, name), threading.get_ident()
-    original = getattr(found, "__func__", found)
+    """Have calls of `holder.name` from the current thread call `target`, with the original as first argument."""
+    attribute, thread = inspect.getattr_static(holder, name), threading.get_ident()
+    original = getattr(attribute, "__func__", attribute)
 
     def call(*args: object, **kwargs: object) -> Any:
         if threading.get_ident() == thread:
@@ -169,7 +169,7 @@ def redirected(
         return original(*args, **kwargs)
 
     # `types.ClassMethodDescriptorType`: from PyTorch 2.14 on, `autograd.Function.apply` is a class method written in C
-    of_class = isinstance(found, classmethod | types.ClassMethodDescriptorType)
+    of_class = isinstance(attribute, classmethod | types.ClassMethodDescriptorType)
     return replaced(holder, name, classmethod(call) if of_class else call)
 
 

@@ -34,7 +34,7 @@ class Progress:
         self.shown = shown
         self.patience = patience
         self.unit = unit
-        self.done = 0
+        self.position = 0
         self._terminal = sys.stderr.isatty()
         self._begun = self._said = time.monotonic()
         self._ended = threading.Event()
@@ -49,7 +49,7 @@ class Progress:
         Returns:
             The same item.
         """
-        self.done += 1
+        self.position += 1
         self.tick()
         return item
 
@@ -59,7 +59,7 @@ class Progress:
         is_late = now - self._begun > self.patience
         if self.shown and is_late and (self._terminal or now - self._said > self.patience):
             self._said = now
-            self._show(f"{self.done}/{self.count} {self.unit}, {now - self._begun:.0f} s")
+            self._show(f"{self.position}/{self.count} {self.unit}, {now - self._begun:.0f} s")
 
     def __enter__(self) -> Progress:
         if self.shown and self._terminal:  # a single item may take a minute
@@ -85,7 +85,7 @@ class Progress:
 
     def _show(self, text: str) -> None:
         if self._terminal:
-            filled = _WIDTH * self.done // self.count
+            filled = _WIDTH * self.position // self.count
             bar = "#" * filled + "." * (_WIDTH - filled)
             print(f"\r{self.name} [{bar}] {text}", end="", file=sys.stderr, flush=True)
         else:

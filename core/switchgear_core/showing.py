@@ -159,7 +159,7 @@ def _statement(code: str, width: int) -> Iterator[str]:
         yield from _statement(f"({targets}) = {value}", width)
     else:
         starts = [0, *commas]
-        pieces = [code[one:end] for one, end in zip(starts, [*commas, None], strict=True)]
+        pieces = [code[start:end] for start, end in zip(starts, [*commas, None], strict=True)]
         yield from _filled(pieces, width)
 
 

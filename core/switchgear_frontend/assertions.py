@@ -36,7 +36,7 @@ def _is_passed(file: str) -> bool:
 @functools.lru_cache(1024)
 def _truth(code: types.CodeType, offset: int) -> bool | None:
     """Return the side of the branch at or just after an instruction, if the other side can only raise."""
-    instructions = [one for one in dis.get_instructions(code) if one.offset >= offset]
+    instructions = [item for item in dis.get_instructions(code) if item.offset >= offset]
     place = 0
     while place < len(instructions) and instructions[place].opname.startswith(_BEFORE_BRANCHES):
         place += 1
@@ -53,18 +53,18 @@ def _behind(instructions: list[dis.Instruction], jump: dis.Instruction) -> list[
     """Return the instructions at the target of a jump; none for a jump back."""
     if jump.argval <= jump.offset:
         return []
-    return [one for one in instructions if one.offset >= jump.argval]
+    return [item for item in instructions if item.offset >= jump.argval]
 
 
 def _raises(instructions: list[dis.Instruction]) -> bool:
     """Check whether all paths through instructions end by raising."""
-    for place, one in enumerate(instructions):
-        if one.opname == "RAISE_VARARGS":
+    for place, item in enumerate(instructions):
+        if item.opname == "RAISE_VARARGS":
             return True
-        if one.opname.startswith(_ENDS):
+        if item.opname.startswith(_ENDS):
             return False
-        if one.opname.startswith("JUMP_FORWARD"):
-            return _raises(_behind(instructions, one))
-        if one.opname.startswith(_BRANCHES):
-            return _raises(_behind(instructions, one)) and _raises(instructions[place + 1 :])
+        if item.opname.startswith("JUMP_FORWARD"):
+            return _raises(_behind(instructions, item))
+        if item.opname.startswith(_BRANCHES):
+            return _raises(_behind(instructions, item)) and _raises(instructions[place + 1 :])
     return False

@@ -1,4 +1,4 @@
-"""Floats that change between calls: a float to the function, in the trace an input tensor of one element.
+"""Floats that change between calls: a float to the function, in the trace an input tensor of a single element.
 
 Sums, products and quotients are computed in float64, as Python does; comparisons are branches on the data of the call.
 Any other use of the number refuses the capture, which is then repeated with the float as a constant.
@@ -23,7 +23,7 @@ class _Asked:
         raise Unsupported(_ASKED.format(name))
 
 
-def _asked(name: str) -> Callable[..., NoReturn]:
+def _refuser(name: str) -> Callable[..., NoReturn]:
     def method(self: Float, *args: object) -> NoReturn:
         raise Unsupported(_ASKED.format(name))
 
@@ -90,12 +90,12 @@ class Float(torch.SymFloat):
     def __bool__(self) -> bool:
         return self != 0.0  # type: ignore[no-any-return]
 
-    __float__, __int__, __index__ = _asked("float"), _asked("int"), _asked("index")
-    __trunc__, __floor__, __ceil__ = _asked("trunc"), _asked("floor"), _asked("ceil")
-    __round__, __hash__, __repr__ = _asked("round"), _asked("hash"), _asked("repr")
-    __pow__ = __rpow__ = _asked("power")
-    __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _asked("remainder")
-    __floordiv__ = __rfloordiv__ = _asked("quotient")
+    __float__, __int__, __index__ = _refuser("float"), _refuser("int"), _refuser("index")
+    __trunc__, __floor__, __ceil__ = _refuser("trunc"), _refuser("floor"), _refuser("ceil")
+    __round__, __hash__, __repr__ = _refuser("round"), _refuser("hash"), _refuser("repr")
+    __pow__ = __rpow__ = _refuser("power")
+    __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _refuser("remainder")
+    __floordiv__ = __rfloordiv__ = _refuser("quotient")
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in _OF_FLOATS:
@@ -107,7 +107,7 @@ def operand(number: Float, other: torch.Tensor) -> torch.Tensor:
     """Return a tensor that gives arithmetic with `other` the bits and the dtype of arithmetic with the number.
 
     Raises:
-        Unsupported: PyTorch computes differently with a tensor of one element.
+        Unsupported: PyTorch computes differently with a tensor of a single element.
     """
     if other.dtype in (torch.float32, torch.float64):
         return number.tensor.to(other.dtype)

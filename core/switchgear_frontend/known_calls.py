@@ -220,7 +220,7 @@ def _communicates(frame: types.FrameType) -> str:
 
 
 def refuse(what: str) -> None:
-    """Raise `Unsupported` with this verb phrase, if a recorder is active."""
+    """Raise `Unsupported` with the given verb phrase, if a recorder is active."""
     recorder = active_recorder()
     if recorder is not None and not recorder.tape.is_paused and not _is_loading():
         raise Unsupported(

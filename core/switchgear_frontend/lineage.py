@@ -28,7 +28,7 @@ class Lineages:
         program = recorder.tape.frames[0].lines
         #: The place in the program, and the leaf, that made each value.
         self._makers = {
-            p.name: made for made in enumerate(leaves_of(program)) for p in made[1].outputs
+            p.name: maker for maker in enumerate(leaves_of(program)) for p in maker[1].outputs
         }
         #: The values outside composites.
         self._visible = {proxy.name for item in program for proxy in item.outputs}
@@ -43,7 +43,7 @@ class Lineages:
             lineage.append(viewed)
         return lineage[::-1]
 
-    def home(self, lineages: Sequence[Lineage]) -> TensorProxy | None:
+    def common_root(self, lineages: Sequence[Lineage]) -> TensorProxy | None:
         """Return the common base of tensors with shared memory: their base in eager, if it is outside composites."""
         common: list[TensorProxy] = [
             values[0]
@@ -60,9 +60,9 @@ class Lineages:
                 return common[place]
         return common[-1] if common else None
 
-    def calls(self, lineage: Lineage, home: TensorProxy) -> Iterator[tuple[int, BoundSymbol]]:
-        """Yield the calls that make the last value of a lineage from `home`, each with its place in the program."""
-        start = [value.name for value in lineage].index(home.name)
+    def calls(self, lineage: Lineage, root: TensorProxy) -> Iterator[tuple[int, BoundSymbol]]:
+        """Yield the calls that make the last value of a lineage from `root`, each with its place in the program."""
+        start = [value.name for value in lineage].index(root.name)
         for parent, value in itertools.pairwise(lineage[start:]):
             position, call = self._makers[value.name]
             yield (

@@ -19,16 +19,16 @@ class Modules:
     Modules created by the call are left out: they may disappear with it.
     """
 
-    def __init__(self, root: torch.nn.Module | None, given: list[torch.nn.Module]) -> None:
+    def __init__(self, root: torch.nn.Module | None, modules: list[torch.nn.Module]) -> None:
         self.entered: list[torch.nn.Module] = []
         self.state: dict[int, ModuleState] = {}
         self._paths: dict[int, str] = {}
         self._stack = [""]
-        self._made: dict[int, Known] = {}
+        self._new: dict[int, Known] = {}
         self._is_entering = False
         if root is not None:
             self._enter(root, "")
-        for module in given:
+        for module in modules:
             self.enter(module)
 
     def path(self) -> str:
@@ -43,17 +43,17 @@ class Modules:
             self._enter(module, type(module).__name__)
 
     def _enter(self, root: torch.nn.Module, prefix: str) -> None:
-        roots = [root] if not self._is_made(root) else root.modules()
-        self.entered += [part for part in roots if not self._is_made(part)]
+        roots = [root] if not self._is_new(root) else root.modules()
+        self.entered += [part for part in roots if not self._is_new(part)]
         self._paths.update((id(part), path) for path, part in root.named_modules(prefix=prefix))
         for key, state in state_of(root, prefix).items():
             first = self.state.setdefault(key, state)
             others = (state, *state.tied) if first is not state else ()
             first.tied.extend(other for other in others if not other.is_at(first))
 
-    def _is_made(self, module: torch.nn.Module) -> bool:
-        known = self._made.get(id(module))
-        return known is not None and known.names(module)
+    def _is_new(self, module: torch.nn.Module) -> bool:
+        reference = self._new.get(id(module))
+        return reference is not None and reference.names(module)
 
     def make(
         self,
@@ -63,7 +63,7 @@ class Modules:
         **kwargs: object,
     ) -> None:
         """Initialise a module that the function creates, or set the state of a copy."""
-        self._made[id(module)] = Known(module)
+        self._new[id(module)] = Known(module)
         original(module, *args, **kwargs)
 
     def call(

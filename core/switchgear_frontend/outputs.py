@@ -108,27 +108,27 @@ class _Collector:
     def __init__(self, recorder: Recorder, leaves: list[object], views: bool) -> None:
         self.recorder = recorder
         self.tracker = recorder.tracker
-        self._apart = views
+        self._separates_views = views
         self.proxies: dict[str, TensorProxy] = {}
         self.roots: dict[str, tuple[str, int]] = {}
         #: Calls of the function that create returned views, by place in the program.
         self.views: dict[int, BoundSymbol] = {}
-        own = {
+        tensors = {
             id(leaf): leaf
             for leaf in leaves
             if isinstance(leaf, torch.Tensor) and not recorder.input_of(leaf)
         }
         self._sharing: dict[int, list[torch.Tensor]] = {}
-        for tensor in own.values():
+        for tensor in tensors.values():
             self.tracker.reconcile(tensor, is_used=True)
             self._sharing.setdefault(internals.storage_key(tensor), []).append(tensor)
         #: The first input in each memory, and the inputs by their current values.
         self._inputs: dict[int, RecordedInput] = {}
         self._held: dict[str, int] = {}
-        for index, found in enumerate(recorder.inputs):
-            self._held.setdefault(self.tracker.proxy_of(found.wrapper).name, index)
-            if not found.is_view:
-                self._inputs[internals.storage_key(found.wrapper)] = found
+        for index, entry in enumerate(recorder.inputs):
+            self._held.setdefault(self.tracker.proxy_of(entry.wrapper).name, index)
+            if not entry.is_view:
+                self._inputs[internals.storage_key(entry.wrapper)] = entry
         self._reshaped = {call.inputs[0].name for call in recorder.inputs.metadata_calls}
         self._apart_memory = set(map(internals.storage_key, self.tracker.writes.apart.values()))
 
@@ -138,12 +138,12 @@ class _Collector:
 
     def mutations(self) -> Iterator[Mutation]:
         """Yield the mutations of inputs, with the new values as outputs."""
-        for index, found in enumerate(self.recorder.inputs):
-            first, final = found.proxy, self.tracker.proxy_of(found.wrapper)
+        for index, entry in enumerate(self.recorder.inputs):
+            first, final = entry.proxy, self.tracker.proxy_of(entry.wrapper)
             if first.name in self._reshaped:
                 self.roots[first.name] = ("input", index)
-            self._refuse_other_memory(found)
-            if found.is_view:
+            self._refuse_other_memory(entry)
+            if entry.is_view:
                 continue
             kind = final.shape, final.dtype, final.device
             if first.name not in self._reshaped and kind != (
@@ -154,9 +154,9 @@ class _Collector:
                 raise Unsupported(
                     f"the function gives {first.name} another shape, dtype or device; return a new tensor"
                 )
-            if final.name == first.name or self._lineages.of(found.wrapper)[0].name == first.name:
+            if final.name == first.name or self._lineages.of(entry.wrapper)[0].name == first.name:
                 continue
-            tracked = not same_history(history_of(found.wrapper), found.history)
+            tracked = not same_history(history_of(entry.wrapper), entry.history)
             if tracked and (
                 first.name in self._reshaped or first.name in self.tracker.writes.unseen
             ):
@@ -166,22 +166,22 @@ class _Collector:
                     splits=False,  # graphs save copies, but eager's backward sees the writes
                 )
             # writes through .data, or by a BatchNorm, are not reported to autograd
-            versions = version_of(found.wrapper) - found.version
+            versions = version_of(entry.wrapper) - entry.version
             hidden = not tracked and not versions
-            has_data = internals.storage_key(found.wrapper) in self._apart_memory
+            has_data = internals.storage_key(entry.wrapper) in self._apart_memory
             yield Mutation(index, self._output(final), tracked, hidden, has_data, versions)
 
-    def _refuse_other_memory(self, found: RecordedInput) -> None:
-        wrapper = found.wrapper
-        if internals.storage_replaced(wrapper) or internals.storage_key(wrapper) != found.storage:
+    def _refuse_other_memory(self, entry: RecordedInput) -> None:
+        wrapper = entry.wrapper
+        if internals.storage_replaced(wrapper) or internals.storage_key(wrapper) != entry.storage:
             raise Unsupported(
-                f"the function gives {found.proxy.name} other memory (set_(), or an assignment to .data); write the "
+                f"the function gives {entry.proxy.name} other memory (set_(), or an assignment to .data); write the "
                 "values into it with copy_() under torch.no_grad(), or call it outside the jitted function",
                 splits=False,  # TorchDynamo loses gradients of earlier uses
             )
         if internals.storage_resized(wrapper):
             raise Unsupported(
-                f"the function resizes the storage of {found.proxy.name}; do so outside the jitted function"
+                f"the function resizes the storage of {entry.proxy.name}; do so outside the jitted function"
             )
 
     def returned(self, leaf: object) -> Returned:
@@ -200,41 +200,41 @@ class _Collector:
                 "since; autograd lets nobody use such a tensor. Return a clone, made before the write"
             )
         key = internals.storage_key(leaf)
-        if self._apart and key in self._inputs:
+        if self._separates_views and key in self._inputs:
             return self._view_of_input(leaf, self._inputs[key])
         together = self._sharing[key]
-        if not self._apart or (len(together) == 1 and not leaf._is_view()):
-            found = Returned("output", self._output(self.tracker.proxy_of(leaf)))
+        if not self._separates_views or (len(together) == 1 and not leaf._is_view()):
+            result = Returned("output", self._output(self.tracker.proxy_of(leaf)))
         else:
-            found = self._view_of_output(leaf, together)
-        return replace(found, is_data=self.tracker.counts_apart(leaf))
+            result = self._view_of_output(leaf, together)
+        return replace(result, is_data=self.tracker.counts_apart(leaf))
 
     def _view_of_output(self, leaf: torch.Tensor, together: list[torch.Tensor]) -> Returned:
         if len(together) > 1 and any(
-            self.tracker.counts_apart(one) and one._is_view() for one in together
+            self.tracker.counts_apart(tensor) and tensor._is_view() for tensor in together
         ):
             raise Unsupported(
                 "the function returns a view of .data of a tensor, and another of its memory; return detach() of it",
                 splits=False,
             )
         lineages = [self._lineages.of(tensor) for tensor in together]
-        home = self._lineages.home(lineages)
+        root = self._lineages.common_root(lineages)
         pairs = zip(together, lineages, strict=True)
-        if home is None or (
-            len(together) > 1 and not all(self._is_plain(*pair, home) for pair in pairs)
+        if root is None or (
+            len(together) > 1 and not all(self._is_plain(*pair, root) for pair in pairs)
         ):
             raise Unsupported(
                 "the function returns several tensors that share memory, in a way that cannot be told; "
                 "return clones of them"
             )
         lineage = self._lineages.of(leaf)
-        if lineage[-1].name == home.name:
-            return Returned("output", self._output(home))
-        return self._replayed(lineage, home, "output", self._output(home))
+        if lineage[-1].name == root.name:
+            return Returned("output", self._output(root))
+        return self._replayed(lineage, root, "output", self._output(root))
 
-    def _is_plain(self, tensor: torch.Tensor, lineage: Lineage, home: TensorProxy) -> bool:
-        """Check whether a tensor is in eager as planned: `home` itself, or a view of it."""
-        is_view = lineage[-1].name != home.name
+    def _is_plain(self, tensor: torch.Tensor, lineage: Lineage, root: TensorProxy) -> bool:
+        """Check whether a tensor is in eager as planned: `root` itself, or a view of it."""
+        is_view = lineage[-1].name != root.name
         return tensor._is_view() == is_view or any(map(self._lineages.is_detached, lineage))
 
     def _view_of_input(self, leaf: torch.Tensor, memory: RecordedInput) -> Returned:
@@ -245,32 +245,32 @@ class _Collector:
                 splits=False,
             )
         lineage = self._lineages.of(leaf)
-        home = next((value for value in reversed(lineage) if value.name in self._held), None)
-        if home is None or any(
+        root = next((value for value in reversed(lineage) if value.name in self._held), None)
+        if root is None or any(
             call.inputs[0].name == memory.proxy.name for call in self.recorder.inputs.metadata_calls
         ):
             raise Unsupported(
                 f"the function returns a view of {memory.proxy.name}, and gives that other sizes in place, or makes "
                 "the view in a way that cannot be repeated; return a clone of it"
             )
-        index = self._held[home.name]
-        is_written = self.recorder.inputs[index].proxy.name != home.name
-        made_unseen = not all(map(self._lineages.is_seen, lineage[lineage.index(home) :]))
+        index = self._held[root.name]
+        is_written = self.recorder.inputs[index].proxy.name != root.name
+        made_unseen = not all(map(self._lineages.is_seen, lineage[lineage.index(root) :]))
         if is_written and made_unseen and any(value.requires_grad for value in lineage):
             raise Unsupported(
                 f"the function returns a view, made under no_grad, of {memory.proxy.name}, which it writes to; return "
                 "a clone of it"
             )
-        return self._replayed(lineage, home, "input", index)
+        return self._replayed(lineage, root, "input", index)
 
     def _output(self, proxy: TensorProxy) -> int:
         self.proxies.setdefault(proxy.name, proxy)
         return list(self.proxies).index(proxy.name)
 
-    def _replayed(self, lineage: Lineage, home: TensorProxy, kind: str, index: int) -> Returned:
-        """Return the last value of a lineage as made from `home` by the recorded calls."""
-        if lineage[-1].name == home.name:
+    def _replayed(self, lineage: Lineage, root: TensorProxy, kind: str, index: int) -> Returned:
+        """Return the last value of a lineage as made from `root` by the recorded calls."""
+        if lineage[-1].name == root.name:
             return Returned(kind, index)
-        self.roots[home.name] = (kind, index)
-        self.views.update(self._lineages.calls(lineage, home))
+        self.roots[root.name] = (kind, index)
+        self.views.update(self._lineages.calls(lineage, root))
         return Returned("view", lineage[-1].name)

@@ -44,10 +44,10 @@ class _Profile:
         self._depth = 0
         self._ran: dict[int, types.CodeType] = {}
         #: Ids of code that started in PyTorch's own calls: none, because the profile function is off then.
-        self.apart = frozenset[int]()
-        self._profile, self._resumed = self._told, self._resume
+        self.internal_ids = frozenset[int]()
+        self._profile, self._resumed = self._on_event, self._resume
 
-    def _told(self, frame: types.FrameType, event: str, argument: object) -> None:
+    def _on_event(self, frame: types.FrameType, event: str, argument: object) -> None:
         try:
             if event == "c_call":
                 if not is_of_pytorch(frame.f_code.co_filename):
@@ -75,7 +75,7 @@ class _Profile:
         if self._is_active and not self._depth:
             _set_profile(self._profile)
             if event == "call":
-                self._told(frame, event, None)
+                self._on_event(frame, event, None)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -131,14 +131,14 @@ class _Profile:
 
 
 class _Events:
-    """Events of this thread. Entering marks them as events of PyTorch's own calls."""
+    """Events of the current thread. Entering marks them as events of PyTorch's own calls."""
 
     def __init__(self, started: Started, called: Called) -> None:
         self._begin, self._called = started, called
         self._thread = threading.get_ident()
         self._depth = 0
         self._ran: dict[int, types.CodeType] = {}
-        self.apart = set[int]()
+        self.internal_ids = set[int]()
 
     def __enter__(self) -> None:
         self._depth += 1
@@ -153,7 +153,7 @@ class _Events:
             return None
         self._ran[id(code)] = code
         if self._depth:
-            self.apart.add(id(code))
+            self.internal_ids.add(id(code))
         self._begin(sys._getframe(1))
         return _MONITORING.DISABLE
 

@@ -38,9 +38,9 @@ class StandIn(torch.Generator):
 
 def stand_in(generator: torch.Generator) -> StandIn:
     """Return the stand-in for a generator, on the same device."""
-    made = StandIn(generator.device)
-    made.original = generator
-    return made
+    result = StandIn(generator.device)
+    result.original = generator
+    return result
 
 
 @contextlib.contextmanager

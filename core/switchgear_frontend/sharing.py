@@ -40,8 +40,8 @@ class SharedMemory(Exception):
 def find_shared(recorder: Recorder, sources: Sources, outputs: Outputs) -> None:
     """Raise `SharedMemory` if the function writes to memory that overlaps another input."""
     mutations = outputs.mutations
-    own = [index for index, entry in enumerate(recorder.inputs) if not entry.is_view]
-    tensors = [recorder.inputs[index].tensor for index in own]
+    positions = [index for index, entry in enumerate(recorder.inputs) if not entry.is_view]
+    tensors = [recorder.inputs[index].tensor for index in positions]
     for mutation in mutations:
         entry = recorder.inputs[mutation.input]
         if overlaps_itself(entry.tensor):
@@ -50,12 +50,12 @@ def find_shared(recorder: Recorder, sources: Sources, outputs: Outputs) -> None:
                 "expand); pass a clone"
             )
     keys = [internals.storage_key(tensor) for tensor in tensors]
-    pairs = [*sharing(tensors, [own.index(mutation.input) for mutation in mutations])]
+    pairs = [*sharing(tensors, [positions.index(mutation.input) for mutation in mutations])]
     shared = {keys[index] for index, _, concerned in pairs if concerned}
     if shared and sources.differentiable is not None:
         what = "a function inside sg.grad writes to an argument that shares memory with another"
         raise Unsupported(f"{what}; pass a clone of one")
-    members = zip(tensors, (sources.sources[index] for index in own), keys, strict=True)
+    members = zip(tensors, (sources.sources[index] for index in positions), keys, strict=True)
     together: dict[int, list[tuple[torch.Tensor, InputSource]]] = {key: [] for key in shared}
     for tensor, source, key in members:
         if key in shared:

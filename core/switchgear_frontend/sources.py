@@ -101,17 +101,17 @@ class Sources:
         name: str,
         requires_grad: bool,
     ) -> torch.Tensor:
-        home = self.homes.get(internals.storage_key(tensor)) if self.homes else None
+        owner = self.homes.get(internals.storage_key(tensor)) if self.homes else None
         view = None
-        if home is not None and not (home.wrapper is None and tensor is home.tensor):
-            if home.wrapper is None:
-                base = Base(home.source)
-                proxy = self._proxy(home.tensor, base, f"{name}_base", home.tensor.requires_grad)
-                home.wrapper = recorder.enter(home.tensor, proxy)
-            view = home.view(tensor)
+        if owner is not None and not (owner.wrapper is None and tensor is owner.tensor):
+            if owner.wrapper is None:
+                base = Base(owner.source)
+                proxy = self._proxy(owner.tensor, base, f"{name}_base", owner.tensor.requires_grad)
+                owner.wrapper = recorder.enter(owner.tensor, proxy)
+            view = owner.view(tensor)
         wrapper = recorder.enter(tensor, self._proxy(tensor, source, name, requires_grad), view)
-        if home is not None and tensor is home.tensor:
-            home.wrapper = wrapper
+        if owner is not None and tensor is owner.tensor:
+            owner.wrapper = wrapper
         return wrapper
 
     def _proxy(

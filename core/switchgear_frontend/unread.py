@@ -44,13 +44,13 @@ def unread(
     if not is_plain or len(parts) != len(args) + len(kwargs):
         return frozenset()
     reads, places = _reads(code), iter(range(len(leaves)))
-    left = [
+    unused = [
         place
         for name, value in parts.items()
         for place in _left_out(value, reads.get(name, _NOTHING), places)
     ]
     # with a structure of another kind, leaves were not counted
-    return frozenset(left).intersection(values) if next(places, None) is None else frozenset()
+    return frozenset(unused).intersection(values) if next(places, None) is None else frozenset()
 
 
 def _left_out(value: object, keys: frozenset[str] | None, places: Iterator[int]) -> list[int]:
@@ -58,12 +58,12 @@ def _left_out(value: object, keys: frozenset[str] | None, places: Iterator[int])
     if type(value) is not dict or not keys:
         leaves = [*_leaves(value, places)]
         return leaves if keys is _NOTHING else []
-    left: list[int] = []
+    unread_leaves: list[int] = []
     for key, item in value.items():
         leaves = [*_leaves(item, places)]
         if key not in keys:
-            left += leaves
-    return left
+            unread_leaves += leaves
+    return unread_leaves
 
 
 def _leaves(value: Any, places: Iterator[int]) -> Iterator[int]:
@@ -100,19 +100,19 @@ def _reads(code: types.CodeType) -> dict[str, frozenset[str] | None]:
     names = code.co_varnames[: _count(code) + 2]
     if not _ALL.isdisjoint(code.co_names):
         return dict.fromkeys(names)
-    found: dict[str, frozenset[str] | None] = dict.fromkeys(code.co_cellvars)
+    keys: dict[str, frozenset[str] | None] = dict.fromkeys(code.co_cellvars)
     lines = [line for line in dis.get_instructions(code) if line.opname != "CACHE"]
     for place, line in enumerate(lines):
         used = line.argval if isinstance(line.argval, tuple) else (line.argval,)
-        for name in {*names}.intersection(one for one in used if isinstance(one, str)):
+        for name in {*names}.intersection(value for value in used if isinstance(value, str)):
             if line.opname in ("LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "KW_NAMES"):
                 continue
             behind = lines[place + 1 : place + 3]
-            operations = [one.opname for one in behind]
+            operations = [line.opname for line in behind]
             is_item = operations == ["LOAD_CONST", "BINARY_SUBSCR"]
-            before = found.get(name, _NOTHING)
+            before = keys.get(name, _NOTHING)
             if line.opname in _LOADS and is_item and type(behind[0].argval) is str:
-                found[name] = None if before is None else before | {behind[0].argval}
+                keys[name] = None if before is None else before | {behind[0].argval}
             else:
-                found[name] = None
-    return found
+                keys[name] = None
+    return keys

@@ -58,32 +58,32 @@ def run_watched(program: Program, forward: Trace, arguments: tuple[Any, ...]) ->
             infinite.update(dict.fromkeys(set(_names(item)) - garbage, place))
         if any(map(_has_nan, tensors_in(result))):
             if before:
-                told = origins.get(before) or _given(before, forward)
+                origin = origins.get(before) or _forward_origin(before, forward)
             else:
-                told = _told(item, read, ranges)
-                told += f"\n  infinite since {infinite[overflown]}" if overflown else ""
-            origins.update({name: told for name in _names(item) if name not in garbage})
+                origin = _describe(item, read, ranges)
+                origin += f"\n  infinite since {infinite[overflown]}" if overflown else ""
+            origins.update({name: origin for name in _names(item) if name not in garbage})
         return result
 
     with internals.autocast_off():
         gradients = walk(program, arguments, run)
     for proxy, gradient in zip(program.stages[-1].outputs, gradients, strict=True):
         if gradient is not None and proxy is not None and _has_nan(gradient):
-            told = origins.get(proxy.name) or _given(proxy.name, forward)
-            raise RuntimeError(f"a gradient holds NaNs. The first come from {told}")
+            origin = origins.get(proxy.name) or _forward_origin(proxy.name, forward)
+            raise RuntimeError(f"a gradient holds NaNs. The first come from {origin}")
     return gradients
 
 
-def _told(item: BoundSymbol, read: dict[str, Any], ranges: str) -> str:
+def _describe(item: BoundSymbol, read: dict[str, Any], ranges: str) -> str:
     """Describe a line that makes a NaN; for a region, the first of its operators that makes a NaN."""
     by = f"\n  run by: {item.implementation.owner}" if item.implementation else ""
     if item.subsymbols and item.fused_by:
         values = dict(read)
         for part in item.subsymbols:
-            given = _ranges({proxy.name: values[proxy.name] for proxy in part.inputs})
+            part_ranges = _ranges({proxy.name: values[proxy.name] for proxy in part.inputs})
             evaluate([part], values)
             if any(_has_nan(values[proxy.name]) for proxy in part.outputs):
-                return _told(part, values, given)
+                return _describe(part, values, part_ranges)
         return f"a region of {len(item.subsymbols)} operators, none of which makes any where PyTorch runs it{by}"
     return f"{_origin(item)}\n  line: {item!r}{by}\n  read: {ranges}"
 
@@ -96,10 +96,10 @@ def _origin(item: BoundSymbol) -> str:
     return "; ".join(places) or _place(item)
 
 
-def _given(name: str, forward: Trace) -> str:
+def _forward_origin(name: str, forward: Trace) -> str:
     """Name the origin of a value that holds NaNs when the backward begins."""
     maker = next(
-        (line for line in forward.bound_symbols if any(one.name == name for one in line.outputs)),
+        (line for line in forward.bound_symbols if any(p.name == name for p in line.outputs)),
         None,
     )
     if maker is None:

@@ -1,4 +1,4 @@
-"""The bridge into PyTorch's autograd: a compiled forward and backward as one node.
+"""The bridge into PyTorch's autograd: a compiled forward and backward as a single node.
 
 The most recent backward is tried first, by one check of the grad outputs in C++; `backwards` has the others. A saved
 tensor that was overwritten since raises only in a backward that reads the tensor. Some saved tensors carry a second
@@ -61,9 +61,9 @@ class Bridge:
         self.sparse = any(p is not None and p.shape and not any(p.stride) for p in outputs)
         self.saves = bool(training.saved)
         self._autocast = autocast
-        self.made: tuple[int, ...] = ()
+        self.views: tuple[int, ...] = ()
         self.take_forward(training.forward)
-        #: Whether the first call tells the views among `made`: at one layout PyTorch's kernels always agree.
+        #: Whether the first call tells the views among `views`: at one layout PyTorch's kernels always agree.
         self._settles = (
             sizes is None and training.forward.job is None and goes_below(training.forward)
         )
@@ -75,7 +75,7 @@ class Bridge:
         #: Whether PyTorch's autograd sees the forward itself.
         self.by_autograd = (
             grad_enabled
-            and not any((autocast, sizes, self.constant, self.made, self.inner))
+            and not any((autocast, sizes, self.constant, self.views, self.inner))
             and is_one_operator(training, selection)
         )
         #: Whether any node has saved tensors without a version check.
@@ -91,26 +91,26 @@ class Bridge:
     def take_forward(self, program: Program) -> None:
         """Run this forward from now on; the saved tensors stay as with the previous forward."""
         training = self.training
-        given = {proxy.name for proxy in training.prepared.inputs}
+        names = {proxy.name for proxy in training.prepared.inputs}
         ends = (*training.ends[: self.count], *training.saved)
         given_out = {*range(self.count), *self.inner[:1]}
-        home = storages(training.parts.forward.bound_symbols)
+        bases = storages(training.parts.forward.bound_symbols)
         homes = {
-            i: home.get(p.name, p.name) for i in sorted(given_out) if (p := ends[i]) is not None
+            i: bases.get(p.name, p.name) for i in sorted(given_out) if (p := ends[i]) is not None
         }
-        first = {name: i for i, name in reversed(homes.items()) if name not in given}
-        again = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
+        first = {name: i for i, name in reversed(homes.items()) if name not in names}
+        twins = frozenset(i for i, name in homes.items() if first.get(name, i) != i)
         views = {
             i
             for i in maybe_views(program)
-            if i in given_out and (p := ends[i]) is not None and p.name not in given
+            if i in given_out and (p := ends[i]) is not None and p.name not in names
         }
         # other threads may still run the previous forward: this order is right for both
         self._settles = False
-        self.again = again
-        self.made = tuple(sorted({*views, *again, *self.made}))
+        self.twins = twins
+        self.views = tuple(sorted({*views, *twins, *self.views}))
         #: Whether the results of the forward are returned as they are, and the backward needs nothing saved.
-        self.is_simple = not (self.made or self.saves or self.plain or self.sizes or self.inner)
+        self.is_simple = not (self.views or self.saves or self.plain or self.sizes or self.inner)
         self.run_forward = runner(program, autocast=self._autocast)
 
     def connected(self) -> tuple[str, dict[str, object]]:
@@ -141,24 +141,24 @@ class Bridge:
 
         return call
 
-    def apart(self, results: tuple[Any, ...], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    def detach(self, results: tuple[Any, ...], inputs: Sequence[torch.Tensor]) -> tuple[Any, ...]:
         """Detach results that are views of inner tensors: autograd forbids writes to such outputs.
 
         A view of an input is a view in eager mode too. One tensor cannot be two outputs: autograd would keep only the
         last. A saved output stays the same tensor as the output: a second derivative finds its way through that tensor.
         """
-        views = [index for index in self.made if index in self.again or results[index]._is_view()]
+        views = [index for index in self.views if index in self.twins or results[index]._is_view()]
         if self._settles and not internals.forward_mode_active():
-            self._settles, self.made = False, tuple(views)
+            self._settles, self.views = False, tuple(views)
         if not views:
             return results
-        own = {internals.storage_key(tensor) for tensor in inputs}
+        keys = {internals.storage_key(tensor) for tensor in inputs}
         tensors = list(results)
         for index in views:
             view = results[index]
-            if index in self.again:
+            if index in self.twins:
                 tensors[index] = view.detach()
-            elif internals.storage_key(view) not in own:
+            elif internals.storage_key(view) not in keys:
                 output = view.detach()
                 tensors = [output if tensor is view else tensor for tensor in tensors]
         return tuple(tensors)
@@ -173,9 +173,9 @@ def _constant(training: Training) -> frozenset[int]:
     constant = []
     for i, (proxy, gradient) in enumerate(zip(inputs, gradients, strict=True)):
         if proxy.requires_grad and gradient is None:
-            made = _made_of(proxy, training.prepared)
+            results = _made_of(proxy, training.prepared)
             # an input without differentiable results, such as a detached input, may be saved itself
-            if made == {proxy.name} or saved.isdisjoint(made):
+            if results == {proxy.name} or saved.isdisjoint(results):
                 constant.append(i)
     return frozenset(constant)
 
@@ -228,8 +228,8 @@ class Switchgear(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if bridge.is_simple:
             return results
-        if bridge.made:
-            results = bridge.apart(results, inputs)
+        if bridge.views:
+            results = bridge.detach(results, inputs)
         count = bridge.count
         outputs = results[:count]
         if bridge.saves:
@@ -243,7 +243,7 @@ class Switchgear(torch.autograd.Function):
     @staticmethod
     @internals.opaque
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        """Run the backward for these grad outputs."""
+        """Run the backward for the given grad outputs."""
         bridge: Bridge = ctx.bridge
         last = bridge.backwards.last
         outer = grads[:-1] if bridge.inner else grads
@@ -278,7 +278,7 @@ class Switchgear(torch.autograd.Function):
 def _backward(ctx: Any, grads: Arriving) -> Any:
     """Return the gradients for any combination of grad outputs."""
     bridge: Bridge = ctx.bridge
-    wanted = ctx.needs_input_grad[1:]
+    needs = ctx.needs_input_grad[1:]
     if bridge.inner:
         late = getattr(ctx, "late", {}) if bridge.differentiated else {}
         grads += late.pop(internals.graph_task(), None) or (None,) * (len(bridge.inner) - 1)
@@ -287,7 +287,7 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
     arguments: list[Any] = [grad for grad in grads if grad is not None]
     sizes: tuple[int, ...] = () if bridge.sizes is None else ctx.sizes
     if bridge.saves:
-        saved = _saved(ctx, grads, wanted, sizes)
+        saved = _saved(ctx, grads, needs, sizes)
         arrived = _arrived(grads, bridge.count)
         if len(arrived) < bridge.count and not torch.is_grad_enabled():
             bridge.separate.keep(ctx, arrived, saved)
@@ -303,8 +303,8 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
                 tied = tie(ctx, arguments[first], *[arguments[index] for index in others])
                 for index, value in zip(others, tied, strict=True):
                     arguments[index] = value
-        return bridge.backwards.differentiable_for(grads, wanted, sizes)(*arguments)
-    last = bridge.backwards.backward_for(grads, wanted, sizes)
+        return bridge.backwards.differentiable_for(grads, needs, sizes)(*arguments)
+    last = bridge.backwards.backward_for(grads, needs, sizes)
     if last.takes_sizes:
         arguments[:0] = sizes
     if is_asked_for():
@@ -336,14 +336,14 @@ class _Inner(torch.autograd.Function):
 
 
 def _saved(
-    ctx: Any, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+    ctx: Any, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]
 ) -> tuple[torch.Tensor, ...]:
     """Return the saved tensors; as in eager mode, an overwritten tensor raises only where it is read."""
     bridge: Bridge = ctx.bridge
     unwatched: frozenset[int] = (
         getattr(ctx, "unwatched", frozenset()) if bridge.unwatched else frozenset()
     )
-    if unwatched and not unwatched <= bridge.backwards.unread(grads, wanted, sizes):
+    if unwatched and not unwatched <= bridge.backwards.unread(grads, needs, sizes):
         raise RuntimeError(
             f"one of the variables needed for gradient computation has been {_OVERWRITTEN} since; an earlier backward "
             "of this graph did not need it"
@@ -352,10 +352,10 @@ def _saved(
         return ctx.saved_tensors  # type: ignore[no-any-return]
     except RuntimeError as error:
         if _TWICE in str(error) and not torch.is_grad_enabled():
-            kept = bridge.separate.kept(ctx, _arrived(grads, bridge.count))
-            if kept is not None:
-                return tuple(kept)
-        unread = bridge.backwards.unread(grads, wanted, sizes) if _OVERWRITTEN in str(error) else ()
+            tensors = bridge.separate.saved_for(ctx, _arrived(grads, bridge.count))
+            if tensors is not None:
+                return tuple(tensors)
+        unread = bridge.backwards.unread(grads, needs, sizes) if _OVERWRITTEN in str(error) else ()
         if not unread:
             raise
         internals.unwatch_saved_tensors(ctx, unread)

@@ -71,7 +71,7 @@ class Backwards:
             None if p is None else (p.stride, p.dtype, False, False)
             for p in training.joint.grad_outputs
         ]
-        wanted = tuple(
+        needs = tuple(
             proxy.requires_grad and i not in constant
             for i, proxy in enumerate(training.prepared.inputs)
         )
@@ -81,7 +81,7 @@ class Backwards:
         #: By pattern, the backwards for calls of any sizes that meet the constraints.
         self._generals: dict[
             object, list[tuple[LazyProgram, tuple[Constraint | Computed, ...]]]
-        ] = {(*expected, *nothing, wanted, ()): [(training.make_backward, ())]}
+        ] = {(*expected, *nothing, needs, ()): [(training.make_backward, ())]}
         #: The backwards by pattern and sizes.
         self._backwards: dict[object, LazyProgram] = {}
         self._differentiable: dict[object, tuple[Callable[..., object], Trace]] = {}
@@ -93,7 +93,7 @@ class Backwards:
     def programs(self) -> list[LazyProgram]:
         """Return the compiled backwards."""
         generals = [lazy for kind in self._generals.values() for lazy, _ in kind]
-        return [one for one in (*generals, *self._backwards.values()) if one.program is not None]
+        return [lazy for lazy in (*generals, *self._backwards.values()) if lazy.program is not None]
 
     @property
     def last_backward(self) -> Program:
@@ -102,9 +102,9 @@ class Backwards:
         return lazy.program if lazy and lazy.program else self.training.backward
 
     def backward_for(
-        self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+        self, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> Last:
-        """Return the backward for these grad outputs and for the inputs that need gradients.
+        """Return the backward for the given grad outputs and for the inputs that need gradients.
 
         `sizes` are the sizes of the call. The expected backward takes any sizes, each other backward its own.
 
@@ -112,30 +112,30 @@ class Backwards:
             Unsupported: a grad output is not strided, or the compilation failed; later calls run in eager mode.
         """
         last = self.last
-        if last is not None and last.fits(grads, wanted, sizes) and not last.program.is_outdated:
+        if last is not None and last.fits(grads, needs, sizes) and not last.program.is_outdated:
             return last
         _check_strided(grads)
         try:
-            program = self._program(_pattern(grads, wanted), grads, wanted, sizes)
+            program = self._program(_pattern(grads, needs), grads, needs, sizes)
         except (CaptureError, NotDifferentiable):
             raise
         except Exception as error:
-            own = fault(error)
-            self.failed(str(own))
-            raise Unsupported(f"{own}. Later calls of this kind run in eager") from error
+            refusal = fault(error)
+            self.failed(str(refusal))
+            raise Unsupported(f"{refusal}. Later calls of this kind run in eager") from error
         kinds = (lazy for lazy in self.programs() if lazy.program is program)
         self._last_backward = next(kinds, None)
         last = self.last = Last(
-            program, grads, wanted, sizes, sparse=self._sparse, inner=len(self.training.inner)
+            program, grads, needs, sizes, sparse=self._sparse, inner=len(self.training.inner)
         )
         return last
 
     def _program(
-        self, pattern: object, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+        self, pattern: object, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> Program:
         general = pattern if self.sizes is None else self._general(pattern, sizes)
-        program = self._known(pattern, general, sizes)
-        return program or self._compile(pattern, general, grads, wanted, sizes)
+        program = self._look_up(pattern, general, sizes)
+        return program or self._compile(pattern, general, grads, needs, sizes)
 
     @compiles
     def _compile(
@@ -143,25 +143,25 @@ class Backwards:
         pattern: object,
         general: object,
         grads: Arriving,
-        wanted: tuple[bool, ...],
+        needs: tuple[bool, ...],
         sizes: tuple[int, ...],
     ) -> Program:
         with torch.no_grad():
-            program = self._known(pattern, general, sizes)
+            program = self._look_up(pattern, general, sizes)
             if (
                 program is None
                 and self.sizes is not None
                 and general is not None
                 and not self.sizes.is_narrowed
             ):
-                program = self._compile_general(general, wanted, sizes)
+                program = self._compile_general(general, needs, sizes)
             if program is None:
                 training = self._training_at(sizes)
-                # regions would be compiled for these sizes alone
+                # regions would be compiled for the given sizes alone
                 selection = self._selection.without_fusion() if self.sizes else self._selection
                 grads_of = _proxies(training, pattern)
                 lazy = LazyProgram(
-                    partial(compile_backward, training, selection, grads_of, wanted),
+                    partial(compile_backward, training, selection, grads_of, needs),
                     sizes=None,
                     mode=contextlib.nullcontext,
                 )
@@ -169,7 +169,7 @@ class Backwards:
                 _keep(self._backwards, (pattern, sizes), lazy)
         return program
 
-    def _known(self, pattern: object, general: object, sizes: tuple[int, ...]) -> Program | None:
+    def _look_up(self, pattern: object, general: object, sizes: tuple[int, ...]) -> Program | None:
         lazy = self._backwards.get((pattern, sizes))
         return self._for_any_sizes(general, sizes) if lazy is None else lazy()
 
@@ -179,16 +179,16 @@ class Backwards:
         None where the grad outputs have other strides.
         """
         assert self.sizes is not None
-        own = self._strides_at(sizes)
-        found = [
+        strides = self._strides_at(sizes)
+        layouts = [
             each
             if each is None or not any(each[0])
             else (EXPECTED, *each[1:])
             if each[0] == stride
             else NotImplemented
-            for each, stride in zip(pattern, own, strict=False)
+            for each, stride in zip(pattern, strides, strict=False)
         ]
-        return None if NotImplemented in found else (*found, *pattern[len(own) :])
+        return None if NotImplemented in layouts else (*layouts, *pattern[len(strides) :])
 
     def _strides_at(self, sizes: tuple[int, ...]) -> tuple[object, ...]:
         assert self.sizes is not None
@@ -204,11 +204,11 @@ class Backwards:
         return None
 
     def _compile_general(
-        self, general: object, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+        self, general: object, needs: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> Program | None:
         assert self.sizes is not None
         grads = _proxies(self.training, general)
-        make = partial(compile_backward, self.training, self._selection, grads, wanted)
+        make = partial(compile_backward, self.training, self._selection, grads, needs)
         try:
             program, constraints = self.sizes.compile_more(make)
             lazy = LazyProgram(make, program, self.sizes, contextlib.nullcontext)
@@ -221,42 +221,42 @@ class Backwards:
         return self.training.at(self.sizes.binding(sizes)) if self.sizes else self.training
 
     def differentiable_for(
-        self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+        self, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> Callable[..., Any]:
         """Return the backward as a function of saved tensors and grad outputs, for `create_graph=True`."""
         _check_strided(grads)
-        key = _pattern(grads, wanted), sizes
-        found = self._differentiable.get(key)
-        if found is None:
+        key = _pattern(grads, needs), sizes
+        entry = self._differentiable.get(key)
+        if entry is None:
             training = self._training_at(sizes)
             with torch.no_grad():
                 trace = compiles(differentiable_backward)(
-                    training, self._selection, _proxies(training, _pattern(grads, wanted)), wanted
+                    training, self._selection, _proxies(training, _pattern(grads, needs)), needs
                 )
-            found = self._rejit(_evaluated(trace)), trace
-            _keep(self._differentiable, key, found)
-        return found[0]
+            entry = self._rejit(_evaluated(trace)), trace
+            _keep(self._differentiable, key, entry)
+        return entry[0]
 
     def unread(
-        self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]
+        self, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> frozenset[int]:
-        """Return the positions of saved tensors unread by the backward for these grad outputs."""
+        """Return the positions of saved tensors unread by the backward for the given grad outputs."""
         if torch.is_grad_enabled():
-            self.differentiable_for(grads, wanted, sizes)
-            trace = self._differentiable[_pattern(grads, wanted), sizes][1]
+            self.differentiable_for(grads, needs, sizes)
+            trace = self._differentiable[_pattern(grads, needs), sizes][1]
         else:
-            trace = self.backward_for(grads, wanted, sizes).program.stages[-1]
+            trace = self.backward_for(grads, needs, sizes).program.stages[-1]
         lines = [item for item in trace.bound_symbols if item.symbol != DEL]
         read = {proxy.name for proxy in proxies((trace.outputs, [item.inputs for item in lines]))}
         saved = trace.inputs[: len(self.training.saved)]
         return frozenset(index for index, proxy in enumerate(saved) if proxy.name not in read)
 
 
-def _keep(found: dict[Any, Any], key: Any, value: Any) -> None:
+def _keep(cache: dict[Any, Any], key: Any, value: Any) -> None:
     """Store a backward by its key, and drop the oldest beyond `KEPT`: the number of keys is unlimited."""
-    found[key] = value
-    if len(found) > KEPT:
-        del found[next(iter(found))]
+    cache[key] = value
+    if len(cache) > KEPT:
+        del cache[next(iter(cache))]
 
 
 class Last:
@@ -270,7 +270,7 @@ class Last:
         self,
         program: Program,
         grads: Arriving,
-        wanted: tuple[bool, ...],
+        needs: tuple[bool, ...],
         sizes: tuple[int, ...],
         *,
         sparse: bool,
@@ -280,21 +280,21 @@ class Last:
         self.run = runner(program, autocast=internals.autocast_active())
         self.takes_sizes = bool(program.stages[-1].numbers)
         self._sizes = sizes
-        self._wanted = wanted
+        self._needs = needs
         self._defined = [grad is not None for grad in grads]
         self.check = internals.tensor_guards([grad for grad in grads if grad is not None])
         self._autocast = internals.autocast_key()
-        self.needed = (False, *wanted)
+        self.needed = (False, *needs)
         special = sparse or sizes or self.takes_sizes or self._autocast
         outer = len(grads) - inner
         self.is_simple = program.job is None and (
             all(self._defined[:outer]) and not any(self._defined[outer:]) and not special
         )
 
-    def fits(self, grads: Arriving, wanted: tuple[bool, ...], sizes: tuple[int, ...]) -> bool:
-        """Check whether the backward certainly takes these grad outputs."""
+    def fits(self, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]) -> bool:
+        """Check whether the backward certainly takes the given grad outputs."""
         return (
-            wanted == self._wanted
+            needs == self._needs
             and sizes == self._sizes
             # before the check, which raises for another number of tensors
             and [grad is not None for grad in grads] == self._defined
@@ -305,10 +305,10 @@ class Last:
 
 def _proxies(training: Training, pattern: Any) -> Grads:
     """Return the grad outputs of a pattern."""
-    found: list[TensorProxy | None] = []
+    grads: list[TensorProxy | None] = []
     for proxy, each in zip(training.ends, pattern, strict=False):
         if proxy is None or each is None:
-            found.append(None)
+            grads.append(None)
             continue
         stride, dtype, is_conj, is_neg = each
         layout = {
@@ -317,8 +317,8 @@ def _proxies(training: Training, pattern: Any) -> Grads:
             "storage_offset": 0,
         }
         bits = {"is_conj": is_conj, "is_neg": is_neg, "requires_grad": False}
-        found.append(replace(proxy, name=f"g_{proxy.name}", **layout, **bits))
-    return tuple(found)
+        grads.append(replace(proxy, name=f"g_{proxy.name}", **layout, **bits))
+    return tuple(grads)
 
 
 def _check_strided(grads: Arriving) -> None:
@@ -326,9 +326,9 @@ def _check_strided(grads: Arriving) -> None:
         raise Unsupported("a grad output is not a strided tensor")
 
 
-def _pattern(grads: Arriving, wanted: tuple[bool, ...]) -> object:
+def _pattern(grads: Arriving, needs: tuple[bool, ...]) -> object:
     pattern = [None if g is None else (g.stride(), g.dtype, g.is_conj(), g.is_neg()) for g in grads]
-    return (*pattern, wanted, internals.autocast_key())
+    return (*pattern, needs, internals.autocast_key())
 
 
 def _evaluated(trace: Trace) -> Callable[..., object]:

@@ -27,7 +27,7 @@ from switchgear_core.nesting import map_tensors, tensors_in, twin
 from switchgear_core.passes.pipeline import Program
 from switchgear_core.record.history import version_of
 from switchgear_core.record.sizes import has_numbers
-from switchgear_core.registry.isolation import kept
+from switchgear_core.registry.isolation import restoring
 from switchgear_runtime.walk import function_of, walk
 
 
@@ -55,13 +55,13 @@ def fault(
     program: Program, item: BoundSymbol, values: Mapping[str, object], error: Exception
 ) -> Exception:
     """Return the error to raise where an implementation raised: PyTorch's error if its operators raise, too."""
-    gone = any(value is BOXED for value in item.args)
-    if not gone and not has_numbers((item.args, dict(item.kwargs))):
+    is_boxed = any(value is BOXED for value in item.args)
+    if not is_boxed and not has_numbers((item.args, dict(item.kwargs))):
         args, kwargs = map_proxies(lambda proxy: values[proxy.name], (item.args, dict(item.kwargs)))
         try:
             item.symbol.fn(*args, **kwargs)
-        except Exception as own:
-            return own
+        except Exception as pytorch_error:
+            return pytorch_error
     return _failure(program, item, f"{type(error).__name__}: {error}")
 
 
@@ -76,10 +76,10 @@ def _run(
 ) -> Any:
     """Run one line of a plugin with checks."""
     assert item.implementation is not None
-    written = written_arguments(item)
-    before = _Arguments((args, kwargs), by_value=values and not written)
+    targets = written_arguments(item)
+    before = _Arguments((args, kwargs), by_value=values and not targets)
     try:
-        with kept() as changed:
+        with restoring() as changed:
             result = item.implementation.fn(*args, **kwargs)
     except Exception as error:
         raise fault(program, item, held, error) from error
@@ -87,7 +87,7 @@ def _run(
         del args, kwargs
     unexpected = f"it changed {changed[0].name}, which was put back" if changed else ""
     unexpected = unexpected or _unexpected(item.output, result)
-    if not unexpected and not written:
+    if not unexpected and not targets:
         unexpected = before.changed() or _shared(program, item, before, result)
         unexpected = unexpected or _misplaced(item, held, result)
     if not unexpected and before.copies is not None and not item.is_random:
@@ -104,38 +104,38 @@ class _Arguments:
         self, nest: tuple[tuple[object, ...], dict[str, object]], *, by_value: bool
     ) -> None:
         self.copies = map_tensors(twin, nest) if by_value else None
-        given = [*tensors_in(nest)]
-        copies = [*tensors_in(self.copies)] if by_value else [None] * len(given)
-        self._given = [
-            (weakref.ref(one), version_of(one), copy)
-            for one, copy in zip(given, copies, strict=True)
+        tensors = [*tensors_in(nest)]
+        copies = [*tensors_in(self.copies)] if by_value else [None] * len(tensors)
+        self._tensors = [
+            (weakref.ref(tensor), version_of(tensor), copy)
+            for tensor, copy in zip(tensors, copies, strict=True)
         ]
 
     @property
     def alive(self) -> list[torch.Tensor]:
         """The arguments that are still alive."""
-        return [one for reference, *_ in self._given if (one := reference()) is not None]
+        return [tensor for reference, *_ in self._tensors if (tensor := reference()) is not None]
 
     def changed(self) -> str:
         """Return which argument was written to; empty if none was."""
-        for place, (reference, version, copy) in enumerate(self._given):
-            one = reference()
-            if one is None:
+        for place, (reference, version, copy) in enumerate(self._tensors):
+            tensor = reference()
+            if tensor is None:
                 continue
-            if version_of(one) != version or not (copy is None or _equal(one, copy)):
+            if version_of(tensor) != version or not (copy is None or _equal(tensor, copy)):
                 return f"it wrote to its tensor argument {place}, which holds something else by now"
         return ""
 
 
 def _shared(program: Program, item: BoundSymbol, before: _Arguments, result: object) -> str:
     """Describe the memory that a result shares and must not share; empty if none."""
-    seen = {place: "with an argument" for place in map(_memory, before.alive) if place}
-    for index, one in enumerate(tensors_in(result)):
-        place = _memory(one)
-        if place in seen and not _may_share(program, item):
-            return f"result {index} shares memory {seen[place]}; where the operator makes a new tensor, so must it"
+    holders = {place: "with an argument" for place in map(_memory, before.alive) if place}
+    for index, tensor in enumerate(tensors_in(result)):
+        place = _memory(tensor)
+        if place in holders and not _may_share(program, item):
+            return f"result {index} shares memory {holders[place]}; where the operator makes a new tensor, so must it"
         if place:
-            seen[place] = "with another result"
+            holders[place] = "with another result"
     return ""
 
 
@@ -143,15 +143,15 @@ def _misplaced(item: BoundSymbol, held: Mapping[str, object], result: object) ->
     """Describe strides that match neither the trace nor PyTorch's operators (fakes may be wrong); empty if none."""
     if item.is_random or any(value is BOXED for value in item.args):
         return ""
-    found, theirs = dict[str, Any](), dict[str, Any]()
-    bind_outputs(item.output, result, found)
-    odd = [p for p in item.outputs if not _lies(found[p.name], p.stride)]
+    values, theirs = dict[str, Any](), dict[str, Any]()
+    bind_outputs(item.output, result, values)
+    odd = [p for p in item.outputs if not _lies(values[p.name], p.stride)]
     if odd:
         args, kwargs = map_proxies(lambda proxy: held[proxy.name], (item.args, dict(item.kwargs)))
         with suppress(Exception):  # an operator that only the plugin can run
             bind_outputs(item.output, item.symbol.fn(*args, **kwargs), theirs)
     for p in odd:
-        strides = found[p.name].stride()
+        strides = values[p.name].stride()
         if p.name not in theirs or not _lies(theirs[p.name], strides):
             return f"result {item.outputs.index(p)} has strides {strides}, expected {p.stride}"
     return ""
@@ -162,7 +162,7 @@ def _lies(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
     if tensor.layout is not torch.strided or not tensor.numel():
         return True
     steps = zip(tensor.shape, tensor.stride(), stride, strict=True)
-    return all(size == 1 or step == wanted for size, step, wanted in steps)
+    return all(size == 1 or step == expected for size, step, expected in steps)
 
 
 def _memory(tensor: torch.Tensor) -> int:
@@ -195,31 +195,31 @@ def _different(
     garbage = uninitialised([item])
     is_garbage = [proxy.name in garbage for proxy in item.outputs]
     args, kwargs = map_tensors(twin, copies)
-    again = item.implementation.fn(*args, **kwargs)
-    for index, (one, two) in enumerate(zip(tensors_in(result), tensors_in(again), strict=True)):
-        if not (is_garbage[index] or _equal(one, two)):
+    repeat = item.implementation.fn(*args, **kwargs)
+    for index, (a, b) in enumerate(zip(tensors_in(result), tensors_in(repeat), strict=True)):
+        if not (is_garbage[index] or _equal(a, b)):
             return f"result {index} differs between two runs on the same arguments"
     args, kwargs = copies
     nest = tuple(args[0] if item.implementation.boxed else args), kwargs
     exact = in_float64(item.symbol.fn, map_tensors(twin, nest))
     inputs = [*tensors_in(map_tensors(twin, nest))]
     expected = item.symbol.fn(*nest[0], **kwargs)
-    for index, (one, two) in enumerate(zip(tensors_in(result), tensors_in(expected), strict=True)):
-        if is_garbage[index] or two.shape == (0,) or two.layout is not torch.strided:
+    for index, (a, b) in enumerate(zip(tensors_in(result), tensors_in(expected), strict=True)):
+        if is_garbage[index] or b.shape == (0,) or b.layout is not torch.strided:
             continue
-        near, most = tolerances(two, exact[index] if exact else None, inputs)
+        near, most = tolerances(b, exact[index] if exact else None, inputs)
         try:
-            torch.testing.assert_close(one, two, rtol=near, atol=most, equal_nan=True)
+            torch.testing.assert_close(a, b, rtol=near, atol=most, equal_nan=True)
         except AssertionError as error:
             message = str(error).replace("\n\n", "\n").replace("\n", "; ").rstrip("; ")
             return f"result {index} differs from PyTorch's operators: {message}"
     return ""
 
 
-def _equal(one: torch.Tensor, two: torch.Tensor) -> bool:
-    if one.layout is not torch.strided:
-        one, two = one.to_dense(), two.to_dense()
-    return bool(torch.allclose(one, two, rtol=0, atol=0, equal_nan=True))
+def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
+    if first.layout is not torch.strided:
+        first, second = first.to_dense(), second.to_dense()
+    return bool(torch.allclose(first, second, rtol=0, atol=0, equal_nan=True))
 
 
 def _unexpected(output: object, result: object, place: str = "its result") -> str:
@@ -249,9 +249,9 @@ def _unexpected(output: object, result: object, place: str = "its result") -> st
         for what in ("shape", "dtype", "device")
     )
     wrong = [
-        f"{what} {tuple(is_) if what == 'shape' else is_}, expected {wanted}"
-        for what, wanted, is_ in pairs
-        if is_ != wanted
+        f"{what} {tuple(is_) if what == 'shape' else is_}, expected {expected}"
+        for what, expected, is_ in pairs
+        if is_ != expected
     ]
     return f"{place} has {'; '.join(wrong)}" if wrong else ""
 

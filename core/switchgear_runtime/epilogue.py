@@ -59,7 +59,7 @@ def assembly(outputs: Outputs, scope: dict[str, object]) -> str | None:
 def _writing_first(
     outputs: Outputs, proxies: Sequence[TensorProxy], assemble: Finisher
 ) -> Finisher:
-    """Return `assemble` after copies into inputs, unseen by autograd; on the CPU in one call."""
+    """Return `assemble` after copies into inputs, unseen by autograd; on the CPU in a single call."""
     targets = [mutation.input for mutation in outputs.mutations]
     hidden = frozenset(mutation.input for mutation in outputs.mutations if mutation.hidden)
     sources = [mutation.output for mutation in outputs.mutations]
@@ -71,9 +71,9 @@ def _writing_first(
     )
 
     def write(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Any:
-        written = inputs
+        places = inputs
         if hidden:
-            written = [
+            places = [
                 tensor.data if index in hidden else tensor for index, tensor in enumerate(inputs)
             ]
         grad_enabled = torch.is_grad_enabled()
@@ -81,11 +81,11 @@ def _writing_first(
             internals.set_grad_enabled(False)
             if at_once and not internals.forward_mode_active():
                 internals.foreach_copy(
-                    [written[index] for index in targets], [results[index] for index in sources]
+                    [places[index] for index in targets], [results[index] for index in sources]
                 )
             else:
                 for target, source in zip(targets, sources, strict=True):
-                    written[target].copy_(results[source])
+                    places[target].copy_(results[source])
         finally:
             internals.set_grad_enabled(grad_enabled)
         return assemble(results, inputs)
@@ -100,21 +100,21 @@ def left_to_copy(outputs: Outputs, trace: Trace) -> tuple[Outputs, dict[int, int
     `.data`, because some writes of the function raise no version.
     """
     names = [proxy.name for proxy in trace.inputs]
-    written = {names.index(name): count for name, count in trace.written.items()}
-    left = [one for one in outputs.mutations if trace.outputs[one.output] is not None]
-    rises = Counter(written) + Counter(one.input for one in left if not one.hidden)
-    apart = frozenset(
-        one.input
-        for one in outputs.mutations
-        if one.input in written and rises[one.input] > one.versions
+    writes = {names.index(name): count for name, count in trace.written.items()}
+    rest = [item for item in outputs.mutations if trace.outputs[item.output] is not None]
+    rises = Counter(writes) + Counter(item.input for item in rest if not item.hidden)
+    by_data = frozenset(
+        item.input
+        for item in outputs.mutations
+        if item.input in writes and rises[item.input] > item.versions
     )
-    counts = {number: 0 if number in apart else count for number, count in written.items()}
-    return replace(outputs, mutations=(*left,)), counts, apart
+    counts = {number: 0 if number in by_data else count for number, count in writes.items()}
+    return replace(outputs, mutations=(*rest,)), counts, by_data
 
 
-def through_data(apart: frozenset[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the inputs; inputs in `apart` as `.data`, which has its own version counter."""
-    return [one.data if index in apart else one for index, one in enumerate(inputs)]
+def through_data(data_inputs: frozenset[int], inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the inputs; inputs in `by_data` as `.data`, which has its own version counter."""
+    return [item.data if index in data_inputs else item for index, item in enumerate(inputs)]
 
 
 def versions_to_add(
@@ -125,12 +125,12 @@ def versions_to_add(
     An input occurs once for each rise.
     """
     reshaped = reshaped_inputs(outputs, inputs)
-    copies = {one.input for one in copied.mutations if not one.hidden}
+    copies = {item.input for item in copied.mutations if not item.hidden}
     missing: list[int] = []
-    for one in outputs.mutations:
-        if one.input not in reshaped:
-            own = counts.get(one.input, 0) + (one.input in copies)
-            missing += [one.input] * (one.versions - own)
+    for item in outputs.mutations:
+        if item.input not in reshaped:
+            count = counts.get(item.input, 0) + (item.input in copies)
+            missing += [item.input] * (item.versions - count)
     return missing
 
 
@@ -169,8 +169,8 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
             inputs[mutation.input],
             mutation.tracked and not torch.is_inference_mode_enabled(),
         )
-        kept = target.is_leaf or target._is_view() or internals.is_wrapper(target)
-        if tracked and not kept:
+        keeps_history = target.is_leaf or target._is_view() or internals.is_wrapper(target)
+        if tracked and not keeps_history:
             # the history of the overwritten value would get a gradient of zeros
             target.detach_()
         with torch.set_grad_enabled(tracked):

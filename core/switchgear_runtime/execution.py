@@ -38,11 +38,11 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     operators pass unchanged. Where a plugin's implementation raises, PyTorch's operators run instead: their exception
     is raised if there is one, else `ExecutorFailed`.
     """
-    own = all(map(is_never_blamed, lines_of(program)))
-    run = program.function if own else _blaming(program)
+    is_blameless = all(map(is_never_blamed, lines_of(program)))
+    run = program.function if is_blameless else _blaming(program)
     if goes_below(program):
         run = _below_autograd(run)
-    if not own or any(item.symbol.fn is _COPY for item in lines_of(program)):
+    if not is_blameless or any(item.symbol.fn is _COPY for item in lines_of(program)):
         run = _by_operators_in_forward_mode(program, run)
     return _without_autocast(run) if autocast else run
 
@@ -120,17 +120,17 @@ def maybe_views(program: Program) -> tuple[int, ...]:
     outputs = program.stages[-1].outputs
     if goes_below(program):
         return tuple([i for i, proxy in enumerate(outputs) if proxy is not None])
-    wanted = {proxy.name for proxy in outputs if proxy is not None}
+    names = {proxy.name for proxy in outputs if proxy is not None}
     anew: dict[str, bool] = {}
     for stage in reversed(program.stages):
         # a claimed composite has lost its operators; an earlier stage has its operators
         makers = [
             item
             for item in stage.bound_symbols
-            if not wanted.isdisjoint(proxy.name for proxy in item.outputs)
+            if not names.isdisjoint(proxy.name for proxy in item.outputs)
         ]
         if stage is program.stages[-1]:
-            wanted = {
+            names = {
                 p.name
                 for item in makers
                 if is_pytorch(item) and is_never_blamed(item)
@@ -140,7 +140,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
             if isinstance(leaf.symbol.fn, internals.OpOverload):
                 for proxy in leaf.outputs:
                     anew.setdefault(
-                        proxy.name, proxy.name in wanted and aliased_argument(leaf) is None
+                        proxy.name, proxy.name in names and aliased_argument(leaf) is None
                     )
     return tuple(
         [

@@ -36,7 +36,7 @@ from switchgear_runtime.modes import same_modes
 
 @dataclass(slots=True, eq=False)
 class Fallback:
-    """Calls not captured for one reason: the number of calls, of split calls, and of kinds tried."""
+    """Calls not captured for a common reason: the number of calls, of split calls, and of kinds tried."""
 
     error: CaptureError
     #: The refused line, and the calling line of the user, if in files of the user or of a library.
@@ -107,10 +107,10 @@ def fault(error: Exception) -> Unsupported:
         refusal = Unsupported(f"{name} has no fake implementation; add one: {remedy}", splits=False)
         return refusal.with_traceback(error.__traceback__)
     where = f" ({frames[-1].f_code.co_filename}:{frames[-1].f_lineno})" if frames else ""
-    told = (
+    cause = (
         error if isinstance(error, SwitchgearError) else root
     )  # the error that names the user's line
-    what = f"{type(told).__name__}: {told}".partition("\n")[0]
+    what = f"{type(cause).__name__}: {cause}".partition("\n")[0]
     refusal = Unsupported(
         f"Switchgear itself fails, with {what}{where}, and eager does not; please report this",
         splits=False,
@@ -190,7 +190,7 @@ def _outline(value: Any, depth: int = 5) -> object:
 
 
 class Fallbacks:
-    """The reasons why calls of one function run in eager mode, by key and by reason.
+    """The reasons why calls of a function run in eager mode, by key and by reason.
 
     A reason met in more than `limit` kinds of calls stops attempts for other kinds.
     """
@@ -257,13 +257,13 @@ def _place(error: CaptureError) -> str:
     frames = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    lines = [one for one in frames if not is_own_file(one[0]) and not is_standard(one[0])]
+    lines = [pair for pair in frames if not is_own_file(pair[0]) and not is_standard(pair[0])]
     if not lines:
         return ""
     file, line = lines[-1]
     place = "" if f"{os.path.basename(file)}:" in str(error) else f", in {file}:{line}"
     if is_installed(file):
-        callers = [one for one in lines if not is_installed(one[0])]
+        callers = [pair for pair in lines if not is_installed(pair[0])]
         caller = f", called in {callers[-1][0]}:{callers[-1][1]}" if callers else ""
         place += f"{caller}{_IN_LIBRARY}"
     return place

@@ -51,7 +51,7 @@ class Compiled(Protocol):
     calls: int
 
     def state(self) -> str:
-        """Return the number of calls and their outcomes, in one line."""
+        """Return the number of calls and their outcomes, on a single line."""
 
     def look_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run a call that does not fit the most recent entry."""
@@ -59,7 +59,7 @@ class Compiled(Protocol):
     def take_turns(
         self, args: tuple[object, ...], kwargs: dict[str, object], is_alone: bool = False
     ) -> object:
-        """Run another recent entry for calls of these sizes."""
+        """Run another recent entry for calls of the given sizes."""
 
 
 @internals.opaque
@@ -108,13 +108,13 @@ class _asked_by:
 class JitFunction(Shown):
     """A function that runs as compiled traces; calls like the original.
 
-    Copies and pickles contain the function and its way of jitting, `again`, but no compiled code.
+    Copies and pickles contain the function and its way of jitting, `rejit`, but no compiled code.
     """
 
-    def __init__(self, compiler: Compiled, again: Callable[..., Any]) -> None:
+    def __init__(self, compiler: Compiled, rejit: Callable[..., Any]) -> None:
         functools.update_wrapper(self, compiler.function)
         self._switchgear = compiler
-        self._switchgear_again = again
+        self._switchgear_rejit = rejit
 
     __call__ = _run
 
@@ -123,8 +123,8 @@ class JitFunction(Shown):
 
     def __repr__(self) -> str:
         function = self._switchgear.function
-        written = isinstance(function, (types.FunctionType, types.MethodType))
-        name = getattr(function, "__qualname__" if written else "__name__", type(function).__name__)
+        is_code = isinstance(function, (types.FunctionType, types.MethodType))
+        name = getattr(function, "__qualname__" if is_code else "__name__", type(function).__name__)
         return f"<sg.jit({name}): {self._switchgear.state()}>"
 
     @_asked_by("torch.jit._script")
@@ -136,8 +136,8 @@ class JitFunction(Shown):
         function = self._switchgear.function
         twin = copy.deepcopy(function, memo)
         # functions are copied as themselves, methods with their instance, perhaps the holder of this object
-        again = self if twin is function else memo.get(id(self))
-        return self._switchgear_again(twin) if again is None else again
+        jitted = self if twin is function else memo.get(id(self))
+        return self._switchgear_rejit(twin) if jitted is None else jitted
 
     def __reduce__(self) -> str | tuple[object, ...]:
         function = self._switchgear.function
@@ -146,8 +146,8 @@ class JitFunction(Shown):
                 function.__qualname__
             )  # a decorated function, which pickle finds in the place of the original
         if isinstance(function, types.MethodType) and _is_own(function):
-            return _method, (self._switchgear_again, function.__self__, function.__name__)
-        return self._switchgear_again, (function,)
+            return _method, (self._switchgear_rejit, function.__self__, function.__name__)
+        return self._switchgear_rejit, (function,)
 
 
 def _named(function: Callable[..., object]) -> object:
@@ -163,8 +163,8 @@ def _is_own(method: types.MethodType) -> bool:
     return getattr(type(method.__self__), method.__name__, None) is method.__func__
 
 
-def _method(again: Callable[..., object], instance: object, name: str) -> object:
-    return again(getattr(type(instance), name).__get__(instance))
+def _method(rejit: Callable[..., object], instance: object, name: str) -> object:
+    return rejit(getattr(type(instance), name).__get__(instance))
 
 
 class JitModule:
@@ -178,13 +178,13 @@ class JitModule:
 
     __slots__ = (
         "_switchgear",
-        "_switchgear_again",
         "_switchgear_forward",
         "_switchgear_jit",
         "_switchgear_methods",
+        "_switchgear_rejit",
     )
     _switchgear: Compiled
-    _switchgear_again: Callable[..., Any]
+    _switchgear_rejit: Callable[..., Any]
     _switchgear_jit: Callable[..., Any]
     _switchgear_forward: Callable[..., Any] | None
     _switchgear_methods: dict[str, JitFunction]
@@ -194,19 +194,19 @@ class JitModule:
         return self._switchgear.module
 
     def __reduce__(self) -> tuple[object, ...]:
-        made = self._switchgear_again, (self._switchgear.module,)
-        own = self._switchgear_forward
-        return made if own is None else (*made, own)
+        arguments = self._switchgear_rejit, (self._switchgear.module,)
+        forward = self._switchgear_forward
+        return arguments if forward is None else (*arguments, forward)
 
-    def __setstate__(self, own: Callable[..., object]) -> None:
-        object.__setattr__(self, "_switchgear_forward", own)
+    def __setstate__(self, forward: Callable[..., object]) -> None:
+        object.__setattr__(self, "_switchgear_forward", forward)
 
     @_asked_by("copy")
     def __deepcopy__(self, memo: dict[int, Any]) -> object:
         module = copy.deepcopy(self._switchgear.module, memo)
         if id(self) in memo:
             return memo[id(self)]  # the module holds this object
-        twin = memo[id(self)] = self._switchgear_again(module)
+        twin = memo[id(self)] = self._switchgear_rejit(module)
         if self._switchgear_forward is not None:
             twin.__setstate__(copy.deepcopy(self._switchgear_forward, memo))
         return twin
@@ -228,8 +228,8 @@ class _Forward:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self.function
-        own = instance._switchgear_forward
-        return types.MethodType(self.function, instance) if own is None else own
+        forward = instance._switchgear_forward
+        return types.MethodType(self.function, instance) if forward is None else forward
 
     def __set__(self, instance: object, forward: object) -> None:
         is_itself = forward == types.MethodType(self.function, instance)
@@ -287,12 +287,12 @@ def _direct_call(kind: type[nn.Module]) -> Callable[..., object]:
             ):
                 # compiled by the original's `compile()`, which ignores the jitted module
                 return self._call_impl(*args, **kwargs)
-            own, calls = self._switchgear_forward, self._switchgear.calls
+            method, calls = self._switchgear_forward, self._switchgear.calls
             result = kind.__call__(self, *args, **kwargs)
-            is_passed_over = own is not None and self._switchgear.calls == calls
-            if is_passed_over and not isinstance(own, JitFunction) and active_recorder() is None:
+            is_passed_over = method is not None and self._switchgear.calls == calls
+            if is_passed_over and not isinstance(method, JitFunction) and active_recorder() is None:
                 # no compiled code was called: from now on this forward is compiled
-                object.__setattr__(self, "_switchgear_forward", self._switchgear_jit(own))
+                object.__setattr__(self, "_switchgear_forward", self._switchgear_jit(method))
             return result
         except Exception as error:
             hide_own_frames(error)
@@ -316,7 +316,7 @@ def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any
     }
     if kind.__call__ is _CALL:
         attributes["__call__"] = _direct_call(kind)
-    attributes["__new__"] = _original_made(kind)
+    attributes["__new__"] = _original_new(kind)
     if not hasattr(kind, "_repr_html_"):
         attributes["_repr_html_"] = _module_as_html
     if getattr(kind, "cls_to_become", None) is not None:
@@ -330,14 +330,14 @@ def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any
     return jitted
 
 
-def _original_made(kind: type[nn.Module]) -> Callable[..., nn.Module]:
+def _original_new(kind: type[nn.Module]) -> Callable[..., nn.Module]:
     """Return `__new__` for the class of a jitted module: `type(self)(...)` creates a module that is not jitted."""
 
     @functools.wraps(kind.__init__)  # the signature of the class
     def __new__(jitted: type, *args: Any, **kwargs: Any) -> nn.Module:
         # a caller up the stack, the metaclass's `__call__`, is running
-        made: nn.Module = type.__call__(kind, *args, **kwargs)
-        return made
+        module: nn.Module = type.__call__(kind, *args, **kwargs)
+        return module
 
     return __new__
 
@@ -355,8 +355,8 @@ def _initialised_class(kind: Any, methods: Sequence[str]) -> Callable[[object], 
 def jitted_module(
     module: nn.Module,
     compiler: Callable[[Callable[..., object], nn.Module], Compiled],
-    again: Callable[..., object],
-    method_again: Callable[..., object],
+    rejit: Callable[..., object],
+    rejit_method: Callable[..., object],
     methods: Sequence[str],
 ) -> nn.Module:
     """Return a module that shares the state of `module`, and runs compiled code for its forward and `methods`."""
@@ -371,16 +371,16 @@ def jitted_module(
             f"a scripted {module.original_name} has no Python to capture; give sg.jit the module that was scripted"
         )
     jitted: nn.Module = object.__new__(jitted_class(type(module), methods))
-    own = {
-        name: JitFunction(compiler(getattr(module, name), module), method_again) for name in methods
+    compiled_methods = {
+        name: JitFunction(compiler(getattr(module, name), module), rejit_method) for name in methods
     }
     for name, value in (
         ("__dict__", module.__dict__),
         ("_switchgear", compiler(_forward_of(module), module)),
-        ("_switchgear_again", again),
+        ("_switchgear_rejit", rejit),
         ("_switchgear_forward", None),
-        ("_switchgear_jit", method_again),
-        ("_switchgear_methods", own),
+        ("_switchgear_jit", rejit_method),
+        ("_switchgear_methods", compiled_methods),
     ):
         object.__setattr__(jitted, name, value)
     return jitted

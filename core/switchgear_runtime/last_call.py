@@ -32,7 +32,7 @@ def compiler_of(jitted: object) -> Compiler:
 
 
 def last_entry(jitted: object) -> Entry:
-    """Return the entry that ran last.
+    """Return the most recent entry.
 
     Raises:
         SwitchgearError: no entry has run.
@@ -49,14 +49,14 @@ def why_no_entry(compiler: Compiler) -> str:
         return "it has not been called yet; call it first"
     if compiler.cache.reasons:
         return "a module that its last call was for is gone"
-    reasons = [one for one in compiler.fallbacks.reasons.values() if one.calls]
+    reasons = [fallback for fallback in compiler.fallbacks.reasons.values() if fallback.calls]
     if reasons:
         return f"all calls fell back, as sg.explain tells; the last reason: {reasons[-1]}"
     return "its calls raised, or initialised the module, before anything was compiled"
 
 
 def last_traces(jitted: object) -> Stages:
-    """Return the stages of the forward of the entry that ran last. The last stage is the program that runs.
+    """Return the stages of the forward of the most recent entry. The last stage is the program that runs.
 
     Args:
         jitted: the result of `sg.jit`, after a call.
@@ -72,13 +72,13 @@ def last_traces(jitted: object) -> Stages:
 
 
 def last_backward_traces(jitted: object) -> Stages:
-    """Return the stages of the backward of the entry that ran last.
+    """Return the stages of the backward of the most recent entry.
 
     Args:
         jitted: the result of `sg.jit`, after a call.
 
     Returns:
-        The traces of the backward that ran last, or will run, in order. Empty if the entry has no gradient.
+        The traces of the last backward, or else of the next, in order. Empty if the entry has no gradient.
 
     Raises:
         TypeError: `jitted` is not the result of `sg.jit`.
@@ -94,7 +94,7 @@ def _shown(jitted: object, stages: tuple[Trace, ...]) -> Stages:
 
 
 def last_choices(jitted: object) -> Choices:
-    """Return the choices of the entry that ran last: gradients, forward, backward.
+    """Return the choices of the most recent entry: gradients, forward, backward.
 
     Args:
         jitted: the result of `sg.jit`, after a call.
@@ -112,7 +112,7 @@ def last_choices(jitted: object) -> Choices:
 
 
 def last_saved(jitted: object) -> Listing[Saved]:
-    """Return the tensors that the entry that ran last saves for its backward.
+    """Return the tensors that the most recent entry saves for its backward.
 
     Args:
         jitted: the result of `sg.jit`, after a call.

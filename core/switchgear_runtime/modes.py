@@ -68,7 +68,7 @@ def same_modes(scope: dict[str, object]) -> str:
     The condition may be false for a state that has the same `modes_key`.
     """
     rare, get_count = RARE_MODES.matter, internals.function_mode_count
-    guard = next((known for known in _GUARDS if known.check()), None)
+    guard = next((candidate for candidate in _GUARDS if candidate.check()), None)
     if guard is None:
         guard = internals.GlobalStateGuard()
         _GUARDS.append(guard)

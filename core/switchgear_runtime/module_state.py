@@ -31,9 +31,9 @@ def modules_guard(
     """
     key, everywhere = modules_key(parts), internals.global_module_hooks()
     if any_hooks(parts) or any("training" not in part.__dict__ for part in parts):
-        known = [*map(Known, parts)]
-        return lambda: modules_key(still_there(known)) == key
-    forwards = [(own, own()) for part in parts for own in _own_forwards(part)]
+        references = [*map(Known, parts)]
+        return lambda: modules_key(still_there(references)) == key
+    forwards = [(getter, getter()) for part in parts for getter in _own_forwards(part)]
     # a forward of the instance itself is covered by `forwards`
     states = [
         (
@@ -56,8 +56,8 @@ def modules_guard(
     counts = [(held, len(held)) for part in parts for held in (part._parameters, part._buffers)]
 
     def same_forwards() -> bool:
-        for own, value in forwards:
-            if own() is not value:
+        for getter, value in forwards:
+            if getter() is not value:
                 return False
         return not any(everywhere)
 
@@ -109,7 +109,7 @@ class _Versions:
         full: Callable[[], bool],
     ) -> None:
         self._states, self._unread, self._light, self._full = states, unread, light, full
-        self._written, self._patience = 0, 8
+        self._rewrites, self._patience = 0, 8
         self._look()
 
     def _look(self) -> None:
@@ -131,8 +131,8 @@ class _Versions:
             return self._light()
         if not self._full():
             return False
-        self._written += 1
-        if self._written == self._patience:
+        self._rewrites += 1
+        if self._rewrites == self._patience:
             self._patience *= 2
             self._look()
         return True
@@ -161,13 +161,13 @@ def _part_hooks(part: torch.nn.Module) -> list[tuple[Any, ...]]:
 
 def _own_forwards(part: torch.nn.Module) -> list[Callable[[], Any]]:
     """Return getters of the forward that an instance has, or may have, in place of its class's."""
-    own: list[Callable[[], Any]] = []
+    getters: list[Callable[[], Any]] = []
     if "forward" in part.__dict__:
-        own.append(partial(part.__dict__.get, "forward"))
+        getters.append(partial(part.__dict__.get, "forward"))
     if hasattr(type(part), "_switchgear_forward"):
-        known = Known(part)
-        own.append(lambda: getattr(known(), "_switchgear_forward", None))
-    return own
+        reference = Known(part)
+        getters.append(lambda: getattr(reference(), "_switchgear_forward", None))
+    return getters
 
 
 def _part_key(part: torch.nn.Module) -> tuple[Any, ...]:
@@ -180,7 +180,7 @@ def _part_key(part: torch.nn.Module) -> tuple[Any, ...]:
     return (
         id(part),
         part.training,
-        *[own() for own in _own_forwards(part)],
+        *[getter() for getter in _own_forwards(part)],
         *children,
         *slots,
         *_part_hooks(part),

@@ -40,4 +40,4 @@ def is_one_operator(training: Training, selection: Selection) -> bool:
         for placement in selection.passes
         if placement.owner != label and placement.stage != "before_partition"
     }
-    return foreign.isdisjoint(mark.name for one in programs for mark in one.stages[-1].provenance)
+    return foreign.isdisjoint(mark.name for item in programs for mark in item.stages[-1].provenance)

@@ -1,4 +1,4 @@
-"""The options that the runtime implements. A part."""
+"""The options implemented by the runtime. A part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ switchgear_priority = 90
 
 @hookimpl
 def switchgear_options() -> list[Option]:
-    """Declare them."""
+    """Declare the options."""
     return [
         Option(
             "fallback",

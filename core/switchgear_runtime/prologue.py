@@ -1,8 +1,8 @@
 """The prologue: whether an entry fits a call, and the tensors that the entry takes from the call.
 
-One list of `Guard`s becomes one generated function. The function flattens the arguments as strictly as their structures
+One list of `Guard`s becomes a generated function. The function flattens the arguments as strictly as their structures
 compare (types, lengths, keys and types of keys, because 1 == True). It compares Python values, fetches module state by
-a prepared list, and checks the metadata of all tensors in one call of C++.
+a prepared list, and checks the metadata of all tensors in a single call of C++.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Prologue:
 
     guards: tuple[Guard, ...]
     _opening: tuple[str, ...]
-    _taken: tuple[str, ...]
+    _extras: tuple[str, ...]
     _scope: Mapping[str, object]
 
     def before(
@@ -59,7 +59,7 @@ class Prologue:
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
         """Return a function of a call's arguments: it runs these lines, with `inputs` defined, or returns `miss`."""
         met = " and ".join([f"({guard.condition})" for guard in self.guards])
-        return self._function([f"if not ({met}): return miss", *self._taken], lines, scope, miss)
+        return self._function([f"if not ({met}): return miss", *self._extras], lines, scope, miss)
 
     def _function(
         self, tests: Iterable[str], lines: Iterable[str], scope: Mapping[str, object], miss: object
@@ -79,7 +79,7 @@ class Prologue:
 
     def why_not(self, call: Arguments) -> str:
         """Return the difference by which the entry does not fit a call."""
-        tests = [f"if not ({one.condition}): return {n}" for n, one in enumerate(self.guards)]
+        tests = [f"if not ({guard.condition}): return {n}" for n, guard in enumerate(self.guards)]
         first_miss = self._function(tests, ["return miss"], {}, None)
         number: int | None = first_miss(call.args, call.kwargs)
         if number is None:
@@ -114,16 +114,16 @@ def make_prologue(captured: Captured, call: Arguments, tensors: list[torch.Tenso
     opening = (*call.spec.taking_apart(scope),)
     for guard in guards:
         scope |= guard.scope
-    taken: tuple[str, ...] = ()
+    extension: tuple[str, ...] = ()
     if captured.objects and captured.after:
         scope["inputs_with"] = _inputs_with
         objects = "".join(f"a{index}, " for index in captured.objects)
-        taken = (f"inputs = inputs_with(inputs, ({objects}))",)
-    return Prologue(guards, opening, taken, scope)
+        extension = (f"inputs = inputs_with(inputs, ({objects}))",)
+    return Prologue(guards, opening, extension, scope)
 
 
 def generated(head: str, body: Iterable[str], scope: dict[str, Any]) -> Callable[..., Any]:
-    """Return a function for the hot path from these lines; `head` is its name and parameters."""
+    """Return a function for the hot path from the given lines; `head` is its name and parameters."""
     name = head.partition("(")[0]
     source = "\n    ".join([f"def {head}:", *body])
     exec(compile(source, f"<switchgear {name}>", "exec"), scope)
@@ -240,10 +240,10 @@ def _layouts(
     if captured.sizes is None:
         return ()
     inputs = captured.trace.inputs
-    kept = [
+    layouts = [
         [[n if type(n) is int else None for n in ns] for ns in (p.shape, p.stride)] for p in inputs
     ]
-    return [shape for shape, _ in kept], [stride for _, stride in kept]
+    return [shape for shape, _ in layouts], [stride for _, stride in layouts]
 
 
 def _fetched(source: InputSource, number: int, scope: dict[str, object]) -> str:
@@ -280,19 +280,19 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
         scope = {f"{name}_of": ask, f"{name}_then": ask(tensors)}
         return Guard(f"{name}_of(inputs) == {name}_then", why, scope)
 
-    written = [mutation.input for mutation in outputs.mutations]
-    written = [*dict.fromkeys([*written, *reshaped_inputs(outputs, captured.trace.inputs)])]
-    if written:
-        known = guard(
-            "sharing", "which inputs share memory", lambda inputs: [*sharing(inputs, written)]
+    targets = [mutation.input for mutation in outputs.mutations]
+    targets = [*dict.fromkeys([*targets, *reshaped_inputs(outputs, captured.trace.inputs)])]
+    if targets:
+        alias = guard(
+            "sharing", "which inputs share memory", lambda inputs: [*sharing(inputs, targets)]
         )
         if internals.none_share_storage(tensors):  # one call of PyTorch tells
             condition, scope = (
-                f"apart(inputs) or {known.condition}",
+                f"apart(inputs) or {alias.condition}",
                 {"apart": internals.none_share_storage},
             )
-            known = replace(known, condition=condition, scope={**known.scope, **scope})
-        yield known
+            alias = replace(alias, condition=condition, scope={**alias.scope, **scope})
+        yield alias
     if leaves_matter and grown:
         yield guard(
             "leaves",

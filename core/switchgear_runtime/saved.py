@@ -24,19 +24,19 @@ def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
         readers[item.inputs[0].name] = readers[item.outputs[0].name]
     outputs = parts.forward.outputs[: len(parts.forward.outputs) - len(parts.saved)]
     returned = {proxy.name for proxy in proxies(outputs)} - parts.overwritten
-    found = []
+    report = []
     for proxy in parts.saved:
         value = values.get(proxy.name, proxy)
-        made = maker.get(value.name)
-        origin = "input" if made is None else f"{made.symbol.name} at {made.source}"
-        reason = _reason(value, made, parts)
+        line = maker.get(value.name)
+        origin = "input" if line is None else f"{line.symbol.name} at {line.source}"
+        reason = _reason(value, line, parts)
         reason += "; it is returned as well" if value.name in returned else ""
-        alive = made is None and value.name not in parts.overwritten
+        alive = line is None and value.name not in parts.overwritten
         by = tuple(readers[proxy.name].items())
-        found.append(
+        report.append(
             Saved(value.name, proxy.type_string, bytes_of(proxy), alive, origin, reason, by)
         )
-    return tuple(found)
+    return tuple(report)
 
 
 def _reason(proxy: TensorProxy, item: BoundSymbol | None, parts: Partitioned) -> str:

@@ -22,48 +22,48 @@ class SeparateGraphs:
         trace, outputs = training.prepared, training.ends[: training.joint.count]
         names = [{p.name} if p is not None and p.requires_grad else set() for p in outputs]
         #: By output, the values with eager nodes upstream, and all values upstream.
-        self._nodes = [_upstream(one, trace, nodes=True) for one in names]
-        self._needs = [_upstream(one, trace, nodes=False) for one in names]
+        self._nodes = [_upstream(output, trace, nodes=True) for output in names]
+        self._needs = [_upstream(output, trace, nodes=False) for output in names]
         self._saved = [proxy.name for proxy in training.saved]
         self._needed: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def keep(self, ctx: Any, arrived: Sequence[int], saved: Sequence[torch.Tensor]) -> None:
         """Keep, after a backward of some outputs, the saved tensors of outputs without a common node with past
         backwards."""
-        gone = tuple(sorted({*arrived, *getattr(ctx, "gone", ())}))
-        if gone not in self._needed:
-            others = {i for i in range(len(self._nodes)) if self._is_apart(i, gone)}
+        past = tuple(sorted({*arrived, *getattr(ctx, "past_outputs", ())}))
+        if past not in self._needed:
+            others = {i for i in range(len(self._nodes)) if self._is_apart(i, past)}
             names = set().union(*(self._needs[i] for i in others))
             places = [place for place, name in enumerate(self._saved) if name in names]
-            self._needed[gone] = tuple(places)
-        if self._needed[gone]:
-            ctx.kept = {
-                place: (saved[place], saved[place]._version) for place in self._needed[gone]
+            self._needed[past] = tuple(places)
+        if self._needed[past]:
+            ctx.separate_saved = {
+                place: (saved[place], saved[place]._version) for place in self._needed[past]
             }
-            ctx.gone = gone
+            ctx.past_outputs = past
 
-    def kept(self, ctx: Any, arrived: Sequence[int]) -> list[Any] | None:
+    def saved_for(self, ctx: Any, arrived: Sequence[int]) -> list[Any] | None:
         """Return the saved tensors for a backward of other outputs, None for unneeded tensors; None if too late."""
-        kept, gone = getattr(ctx, "kept", {}), getattr(ctx, "gone", ())
-        if not kept or not all(self._is_apart(i, gone) for i in arrived):
+        saved, past = getattr(ctx, "separate_saved", {}), getattr(ctx, "past_outputs", ())
+        if not saved or not all(self._is_apart(i, past) for i in arrived):
             return None
-        if any(tensor._version != version for tensor, version in kept.values()):
+        if any(tensor._version != version for tensor, version in saved.values()):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation"
             )
-        return [kept.get(place, (None,))[0] for place in range(len(self._saved))]
+        return [saved.get(place, (None,))[0] for place in range(len(self._saved))]
 
-    def _is_apart(self, output: int, gone: Collection[int]) -> bool:
+    def _is_apart(self, output: int, past: Collection[int]) -> bool:
         nodes = self._nodes[output]
-        return bool(nodes) and all(nodes.isdisjoint(self._nodes[i]) for i in gone)
+        return bool(nodes) and all(nodes.isdisjoint(self._nodes[i]) for i in past)
 
 
 def _upstream(names: set[str], trace: Trace, *, nodes: bool) -> set[str]:
     """Return the values upstream of `names`: with `nodes`, values of eager nodes alone, else all, inputs too."""
-    found, wanted = set[str](), {*names}
+    result, front = set[str](), {*names}
     for line in reversed(trace.bound_symbols):
-        made = {p.name for p in line.outputs if p.requires_grad or not nodes}
-        if not wanted.isdisjoint(made):
-            wanted.update(p.name for p in line.inputs if p.requires_grad or not nodes)
-            found |= made
-    return found if nodes else found | wanted
+        outputs = {p.name for p in line.outputs if p.requires_grad or not nodes}
+        if not front.isdisjoint(outputs):
+            front.update(p.name for p in line.inputs if p.requires_grad or not nodes)
+            result |= outputs
+    return result if nodes else result | front

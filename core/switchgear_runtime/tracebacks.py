@@ -55,23 +55,23 @@ def _of_the_user(below: types.TracebackType | None) -> types.TracebackType | Non
         frames.append((below, is_own))
         below = below.tb_next
     shown: types.TracebackType | None = None
-    for one, is_own in reversed(frames):
-        source = _source(one)
+    for entry, is_own in reversed(frames):
+        source = _source(entry)
         if source is not None:
             for place in (source, *source.callers):
                 # no instruction: its columns would belong to another line
                 shown = types.TracebackType(shown, _frame(place), -1, place.line)
         elif not is_own:
-            shown = types.TracebackType(shown, one.tb_frame, one.tb_lasti, one.tb_lineno)
+            shown = types.TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return shown
 
 
-def _source(one: types.TracebackType) -> Source | None:
+def _source(entry: types.TracebackType) -> Source | None:
     """Return the user's line that a line of a compiled program comes from, if any."""
-    sources = one.tb_frame.f_globals.get(SOURCES)
-    if sources is None or not one.tb_frame.f_code.co_filename.startswith(_GENERATED):
+    sources = entry.tb_frame.f_globals.get(SOURCES)
+    if sources is None or not entry.tb_frame.f_code.co_filename.startswith(_GENERATED):
         return None
-    source: Source | None = sources[one.tb_lineno - 1]
+    source: Source | None = sources[entry.tb_lineno - 1]
     return source
 
 

@@ -23,15 +23,15 @@ def function_of(item: BoundSymbol) -> Callable[..., Any]:
 def walk(program: Program, arguments: tuple[Any, ...], run: Run) -> Any:
     """Return the result of the program's function; `run` makes each of its calls."""
     trace = program.stages[-1]
-    given = arguments
+    values = arguments
     if program.boxed:
         (boxed,) = arguments
-        given = tuple(boxed)
+        values = tuple(boxed)
         boxed.clear()
     held: dict[str, Any] = dict(trace.tensors)
-    own = [number.name for number in trace.numbers if not number.tensor]
-    held.update(zip((*own, *(proxy.name for proxy in trace.inputs)), given, strict=True))
-    del given
+    size_names = [number.name for number in trace.numbers if not number.tensor]
+    held.update(zip((*size_names, *(proxy.name for proxy in trace.inputs)), values, strict=True))
+    del values
     box: list[Any] = []
     sizes = {n.name: n.read(held[n.tensor]) if n.tensor else held[n.name] for n in trace.numbers}
     for item in concrete(trace.bound_symbols, sizes) if sizes else trace.bound_symbols:

@@ -21,7 +21,7 @@ from switchgear_tools.lifetimes import peak
 
 
 def programs_of(entry: Entry, selection: Selection, graph: str = "") -> Iterator[ExplainedProgram]:
-    """Yield the facts of the forward, and of the backward that ran last or would run first."""
+    """Yield the facts of the forward, and of the last backward, or else of the next."""
     inputs = {proxy.name for proxy in entry.captured.trace.inputs}
     yield _explained("forward", entry.forward, inputs, selection, graph)
     if entry.bridge is not None:
@@ -51,7 +51,7 @@ def saved_by(entry: Entry) -> tuple[Saved, ...]:
 
 
 def bytes_in_eager(entry: Entry, selection: Selection) -> int:
-    """Return the bytes that eager mode saves for the same backward, without inputs."""
+    """Return the bytes saved by eager mode for the same backward, without inputs."""
     if entry.bridge is None:
         return 0
     training = entry.bridge.training

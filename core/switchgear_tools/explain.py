@@ -68,7 +68,7 @@ def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     Args:
         function: the result of `sg.jit`. Before a call also another function or module, with the default options.
         args: arguments of a call. The function runs on fakes of the arguments, and executors compile nothing.
-        kwargs: keyword arguments of that call.
+        kwargs: keyword arguments of the call.
 
     Returns:
         The explanation: of several programs the last that ran, of a split function all graphs.
@@ -122,7 +122,7 @@ def _facts_after(compiler: Compiler) -> Facts:
 
 
 def _shown(compiler: Compiler) -> Iterator[tuple[Entry, str]]:
-    """Yield the entry that ran last, or the last entry of each graph of a split function with the graph's line."""
+    """Yield the most recent entry, or the last entry of each graph of a split function with the graph's line."""
     if compiler.last is not None:
         yield compiler.last, ""
         return

@@ -72,7 +72,7 @@ class Explanation(Shown):
         return Details(choices, tuple(lines or ["no operator is differentiated"]))
 
     def saved(self) -> Details[Saved]:
-        """Return the tensors saved for the backward, the largest first, then inputs, which live anyway."""
+        """Return the tensors saved for the backward, the largest first, then inputs (alive anyway)."""
         facts = self.facts
         ordered = sorted(facts.saved, key=lambda value: (value.alive, -value.bytes))
         alive = [value.bytes for value in ordered if value.alive]

@@ -18,7 +18,7 @@ _NUMBER, _ANY = r"\d+(?:\.\d+)?", "\0"
 
 @dataclass(frozen=True, slots=True)
 class ExplainedFallback:
-    """Calls that were not captured for one reason; TorchDynamo split `split` of these calls."""
+    """Calls that were not captured for a common reason; TorchDynamo split `split` of these calls."""
 
     reason: str
     calls: int
@@ -92,7 +92,7 @@ class ExplainedCalls:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRegion:
-    """Operators that run as one call: by the executor that compiled the region, or by one of the `candidates`.
+    """Operators that run as a single call: by the executor that compiled the region, or by one of the `candidates`.
 
     `gain` is the time saved compared with the single operators, in seconds; 0 where nobody measured the region.
     Before a call, plugins that measure may still leave the region to the executors in `otherwise`, each with its
@@ -162,7 +162,7 @@ class Facts:
 
     @property
     def saved_bytes(self) -> int:
-        """The bytes saved for the backward, without inputs, which live anyway."""
+        """The bytes saved for the backward, without inputs (alive anyway)."""
         return sum(value.bytes for value in self.saved if not value.alive)
 
     @property
@@ -173,7 +173,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRow:
-    """The share of one executor: operators forward and backward (including those in regions), regions, gain."""
+    """The share of an executor: operators forward and backward (including those in regions), regions, gain."""
 
     executor: str
     forward: int
@@ -184,7 +184,7 @@ class ExecutorRow:
 
 @dataclass(frozen=True, slots=True)
 class NotFused:
-    """Operators that run one by one for the same reason."""
+    """Operators that run separately for the same reason."""
 
     reason: str
     operators: tuple[tuple[str, int], ...]
@@ -227,7 +227,7 @@ def _parts(item: BoundSymbol, fusion: Collection[str]) -> tuple[BoundSymbol, ...
 
 
 def not_fused(facts: Facts) -> list[NotFused]:
-    """Return why operators run one by one although a fusion executor takes part, the most frequent reason first.
+    """Return why operators run separately although a fusion executor takes part, the most frequent reason first.
 
     Reasons that differ only in numbers, such as measured times, are merged, with the range of the numbers. Programs
     whose regions are being compiled are left out.

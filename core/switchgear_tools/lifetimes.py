@@ -13,7 +13,7 @@ from switchgear_core.ir.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """The memory of one value: `birth` is the line that creates the value (-1: an input), `death` the last reader.
+    """The memory of a value: `birth` is the line that creates the value (-1: an input), `death` the last reader.
 
     A result dies at the number of lines, as does an input that no line reads.
     """

@@ -22,7 +22,7 @@ _PARTS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class PlannedMemory:
-    """Costs of one budget.
+    """Costs of a budget.
 
     Attributes:
         budget: fraction of eager's saved bytes; 0 is the smallest possible budget.
@@ -69,7 +69,7 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
     Args:
         function: the result of `sg.jit`, whose options hold except `memory`; or another function or module.
         args: arguments of a call. The function runs on fakes of the arguments.
-        kwargs: keyword arguments of that call.
+        kwargs: keyword arguments of the call.
 
     Returns:
         For each budget the saved bytes, the peak in bytes, and the estimated time.

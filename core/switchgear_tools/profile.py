@@ -134,7 +134,7 @@ def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
     Args:
         function: a jitted function or module, or one to jit with the default options.
         *args: arguments of the measured call.
-        **kwargs: keyword arguments of that call.
+        **kwargs: keyword arguments of the call.
 
     Returns:
         The lines with their times and bytes; `print` shows a table, `.html(path)` writes a page, and `.chrome(path)` a

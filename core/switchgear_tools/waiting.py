@@ -39,7 +39,7 @@ def wait(jitted: object, timeout: float | None = None) -> str:
         entry.exchange_all()
     programs = [program for entry in entries for program in entry.programs()]
     answers = [program.answers for program in programs if program.answers]
-    answers_taken = [answer for group in answers for answer in group.taken]
+    answers_taken = [answer for group in answers for answer in group.in_use]
     gain = sum(answer.gain for answer in answers_taken)
     failures = [f"\n  {group.failure}" for group in answers if group.failure]
     is_never = any(group.only_load for group in answers)
@@ -78,4 +78,4 @@ def progress_of(entry: Entry) -> Iterator[str]:
             since = (
                 f" since call {entry.calls_before + 1}" if entry.calls_before and not index else ""
             )
-            yield f"{name}: runs {len(program.answers.taken)} regions compiled in the background{since}"
+            yield f"{name}: runs {len(program.answers.in_use)} regions compiled in the background{since}"

@@ -72,7 +72,7 @@ class Race:
         )
 
     def remembered(self) -> Result | None:
-        """Return the earlier measurement, of this process or another."""
+        """Return the earlier measurement, of the current process or another."""
         seconds = sg.disk_cache.load(self.key) if self._may_last else None
         if not isinstance(seconds, list) or len(seconds) != len(self._names):
             return None

@@ -29,7 +29,7 @@ def switchgear_executors() -> Sequence[sg.Executor]:
 
 @sg.hookimpl
 def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
-    """Register the rules for the operators of this package.
+    """Register the rules for the operators of Switchgear.
 
     Args:
         registry: the registry of all plugins.
@@ -39,5 +39,5 @@ def switchgear_register_grad_rules(registry: sg.executors.Registry) -> None:
 
 @sg.hookimpl
 def switchgear_passes() -> Sequence[sg.passes.PassPlacement]:
-    """Return the passes from PyTorch's operators to the operators of this package."""
+    """Return the passes from PyTorch's operators to the operators of Switchgear."""
     return PASSES

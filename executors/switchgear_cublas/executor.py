@@ -72,10 +72,10 @@ class CublasExecutor(sg.Executor):
         return f"available on its CPU reference path; CUDA absent: {why}"
 
     def claim(self, bound_symbol: sg.BoundSymbol, entry: object) -> sg.executors.Implementation | sg.Declined:
-        """Accept products of real numbers as PyTorch runs them, and the operators of this package."""
+        """Accept products of real numbers as PyTorch runs them, and the operators of Switchgear."""
         symbol = bound_symbol.symbol
         if symbol in _REFERENCE or symbol == LINEAR_FP8:
-            return self._own(bound_symbol)
+            return self._claim(bound_symbol)
         if symbol.name in _COMPOSITES:
             if any(proxy.requires_grad for proxy in bound_symbol.inputs):
                 return sg.Declined(
@@ -86,7 +86,7 @@ class CublasExecutor(sg.Executor):
         reason = _unsuitable(bound_symbol)
         return sg.Declined(reason) if reason else sg.executors.Implementation(self.name, symbol.fn)
 
-    def _own(self, call: sg.BoundSymbol) -> sg.executors.Implementation | sg.Declined:
+    def _claim(self, call: sg.BoundSymbol) -> sg.executors.Implementation | sg.Declined:
         reason = _unsuitable(call) or _irregular(call)
         if reason:
             return sg.Declined(reason)

@@ -1,4 +1,4 @@
-"""Every private API of PyTorch in this executor, and nothing else."""
+"""Every private API of PyTorch in the executor, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators of this package, each for an epilogue of cuBLASLt: their definition, for any device.
+"""The operators of Switchgear, each for an epilogue of cuBLASLt: their definition, for any device.
 
 They are composites of PyTorch's operators (`CompositeImplicitAutograd`), so PyTorch infers shapes and derivatives of
 any order; executors that decline an operator run its parts. Below, rows are all dimensions but the last, flattened. A

@@ -1,4 +1,4 @@
-"""The passes: products and adjacent work within cuBLASLt's reach become single operators of this package.
+"""The passes: products and adjacent work within cuBLASLt's reach become single operators of Switchgear.
 
 Before differentiation: a linear layer and the following activation. Before executors claim, in the resulting backward:
 a product and the following gradient of a GELU, and the gradients of a weight and its bias.

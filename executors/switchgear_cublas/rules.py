@@ -1,4 +1,4 @@
-"""Grad rules of the operators of this package, in plain operators of PyTorch, and so of any order.
+"""Grad rules of the operators of Switchgear, in plain operators of PyTorch, and so of any order.
 
 `patterns.py` replaces the recorded operators by the fused backward.
 """

@@ -116,12 +116,12 @@ class InductorExecutor(sg.FusionExecutor):
         """Return Inductor's code for a region from disk, or None."""
         key = region.canonical()
         with self._lock:
-            code = self._alive.get(key) or self._found(region, key)
+            code = self._alive.get(key) or self._stored_code(region, key)
             if code is not None:
                 self._alive[key] = code
             return code
 
-    def _found(self, trace: sg.Trace, key: str) -> Callable[..., Any] | None:
+    def _stored_code(self, trace: sg.Trace, key: str) -> Callable[..., Any] | None:
         if loading.is_off():
             return None
         place = loading.place(key, loading.around(self.options, trace.devices))
@@ -137,7 +137,7 @@ class InductorExecutor(sg.FusionExecutor):
         if trace.numbers:
             return Variants(None, trace.function(boxed=True), len(names), compiled) if compiled else None
         if not compiled and records and not isinstance(internals := _internals(), sg.Declined):
-            compiled = [internals.found(records[0], internals.Region(trace, place), self.options)]
+            compiled = [internals.restore(records[0], internals.Region(trace, place), self.options)]
         return compiled[0].run if compiled and compiled[0] is not None else None
 
     def compile_all(self, regions: Sequence[sg.Trace]) -> Sequence[Callable[..., Any] | sg.Declined]:
@@ -179,7 +179,7 @@ class InductorExecutor(sg.FusionExecutor):
                 return Compiled(region.function(boxed=True))
 
         try:
-            code = None if trace.numbers else self._found(trace, key)
+            code = None if trace.numbers else self._stored_code(trace, key)
             if code is not None:
                 return code
             internals = _internals()

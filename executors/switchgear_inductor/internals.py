@@ -1,4 +1,4 @@
-"""Every private API of Inductor and its surroundings in this executor, and nothing else."""
+"""Every private API of Inductor and its surroundings in the executor, and nothing else."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def lowered() -> list[str]:
     return sorted(str(fn) for fn in overloads if fn not in fallbacks)
 
 
-def found(record: Mapping[str, Any], region: Region, options: Mapping[str, Any]) -> Compiled | None:
+def restore(record: Mapping[str, Any], region: Region, options: Mapping[str, Any]) -> Compiled | None:
     """Return Inductor's stored code by the key in a record, for a region of fixed sizes, or None if it is gone."""
     if not laid_down(record):
         raise ValueError("a file is not kept any more")

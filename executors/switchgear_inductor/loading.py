@@ -43,20 +43,20 @@ def around(options: Mapping[str, Any], devices: Iterable[torch.device]) -> str:
         (name, value) for name, value in os.environ.items() if name.startswith(_LISTENED) and name not in _PLACES
     )
     names = sorted({torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"})
-    versions = torch.__version__, torch.version.git_version, sys.version, _own()
+    versions = torch.__version__, torch.version.git_version, sys.version, _package_digest()
     machine = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), names
     modes = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     return repr((versions, machine, modes, sorted(options.items(), key=str), changes(), variables))
 
 
 def is_off() -> bool:
-    """Check whether the user has disabled Inductor's disk caches in this process."""
+    """Check whether the user has disabled Inductor's disk caches in the current process."""
     config = sys.modules.get("torch._inductor.config")
     return config is not None and (config.force_disable_caches or not config.fx_graph_cache)
 
 
 def changes() -> str:
-    """Return the user's changes of Inductor's options in this process; empty if it is not imported."""
+    """Return the user's changes of Inductor's options in the current process; empty if it is not imported."""
     config = sys.modules.get("torch._inductor.config")
     return "" if config is None else _changes(config, config.get_hash())
 
@@ -91,7 +91,7 @@ def lowered() -> frozenset[str] | None:
 
 
 def _lowered_note() -> str:
-    return place(_LOWERED, repr((torch.__version__, torch.version.git_version, _own())))
+    return place(_LOWERED, repr((torch.__version__, torch.version.git_version, _package_digest())))
 
 
 def keep_lowered(names: Sequence[str]) -> None:
@@ -101,7 +101,7 @@ def keep_lowered(names: Sequence[str]) -> None:
 
 
 @functools.cache
-def _own() -> str:
+def _package_digest() -> str:
     here = Path(__file__).parent
     return hashlib.sha256(b"".join(sorted(file.read_bytes() for file in here.glob("*.py")))).hexdigest()
 
@@ -136,7 +136,7 @@ def recorded(
         written: the files of Inductor's own record.
 
     Raises:
-        OSError: a file cannot be kept, or lies outside of this process's folder.
+        OSError: a file cannot be kept, or lies outside of the current process's folder.
     """
     record: dict[str, Any] = {"odd": [*odd], "strides": strides, "holds": holds, "key": key}
 
@@ -168,7 +168,7 @@ def recorded(
 
 
 def _relative(file: Path) -> str:
-    """Return a file's place in this process's folder for Inductor. Raises `OSError` if it lies elsewhere."""
+    """Return a file's place in the current process's folder for Inductor. Raises `OSError` if it lies elsewhere."""
     folder = sg.disk_cache.workplace()
     if not file.is_relative_to(folder):
         raise OSError(f"{file} was not written by this process")
@@ -218,7 +218,7 @@ def laid_out(
 
 
 def function(names: Sequence[str], expression: str) -> Callable[..., Any]:
-    """Return an expression over numbers of these names, possibly symbolic, as a function."""
+    """Return an expression over numbers of the given names, possibly symbolic, as a function."""
     code = compile(f"lambda {', '.join(names)}: {expression}", "<sizes>", "eval")
     scope: dict[str, Any] = {"torch": torch}
     if any(name not in ("torch", *names) for name in _names(code)):

@@ -1,4 +1,4 @@
-"""Places of Inductor's files: a folder of this process alone, empty at first.
+"""Places of Inductor's files: a folder of the current process alone, empty at first.
 
 Another user may have created Inductor's own folder (by default `torchinductor_USER` in the temporary folder), and
 Inductor would run the code there. It also uses damaged files there unchecked. `sg.disk_cache` keeps files for other
@@ -25,7 +25,7 @@ codecache: Any = _codecache
 
 @contextlib.contextmanager
 def files_in_place() -> Iterator[None]:
-    """Make Inductor write its files to this process's folder, and share only precompiled headers of this executor."""
+    """Make Inductor write its files to this process's folder, and share only precompiled headers of the executor."""
     headers = sg.disk_cache.shared("headers")
     folder, locks = codecache._HEADER_DIR, codecache._HEADER_LOCK_DIR
     precompile, is_shared = codecache._precompile_header, config.cpp_cache_precompile_headers
@@ -47,7 +47,7 @@ def files_in_place() -> Iterator[None]:
 
 
 def files_of_ours() -> frozenset[Path]:
-    """Return the non-empty files in this process's folder."""
+    """Return the non-empty files in the current process's folder."""
     files = (file for file in sg.disk_cache.workplace().rglob("*") if file.suffix not in (".lock", ".tmp"))
     return frozenset(file for file in files if file.is_file())
 

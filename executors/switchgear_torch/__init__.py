@@ -5,7 +5,7 @@ Composites written in Python are declined: their parts alone cost less. After cl
 - `short_chains` and `nested` write several calls as one;
 - `late_products` moves a product to its first reader;
 - `reuse_buffers` writes into an argument without later readers;
-- `linears` writes a transposition and a product as one call;
+- `linears` writes a transposition and a product as a single call;
 - `numbers` creates tensors of numbers once, not in each call;
 - `spelling` calls an overload by a PyTorch function that reaches it at half the cost.
 

@@ -49,7 +49,7 @@ def spelling(
     kwargs: Mapping[str, Any],
     hint: Callable[[Any], Any] = lambda number: number,
 ) -> str | None:
-    """Return the path of a function that dispatches to `overload` with these arguments, found by calling it.
+    """Return the path of a function that dispatches to `overload` with the given arguments, found by calling it.
 
     The choice of overload depends on no size, so symbolic sizes are replaced by their `hint`.
     """

@@ -59,15 +59,15 @@ class Building:
     def __init__(self, source: Trace, selection: Selection, boxed: bool) -> None:
         self._source, self._boxed = source, boxed
         self._decision: Decision | None
-        self._asked, self._decision = decided(source, selection)
-        self.selection, self._job = settle(source, self._asked, boxed)
+        self._base_selection, self._decision = decided(source, selection)
+        self.selection, self._job = settle(source, self._base_selection, boxed)
 
     def job(self) -> Job | None:
         """Return the job that compiles the regions, again if their code has vanished."""
         answers = self.selection.answers
         if answers is None:
             return self._job
-        return resettled(self._source, self._asked, self._boxed, answers)
+        return resettled(self._source, self._base_selection, self._boxed, answers)
 
     def finished(self, trace: Trace) -> None:
         """Note the executors of the lines, or compare them with the decision."""

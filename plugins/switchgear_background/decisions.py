@@ -51,7 +51,7 @@ class Decisions:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.repeats = file.exists()
-        self.known = _read(file) if self.repeats else []
+        self.entries = _read(file) if self.repeats else []
 
     def of(self, trace: Trace, selection: Selection) -> Decision | None:
         """Return the decision about a program; None if it is to be recorded.
@@ -60,11 +60,11 @@ class Decisions:
             OtherDecisions: the file has no decision for this program, or was written on a different machine.
         """
         computes, executors = trace.canonical(), _executors(selection)
-        alike = [one for one in self.known if one.computes == computes]
-        found = next((one for one in alike if one.executors == executors), None)
-        if found is None and not self.repeats:
+        alike = [item for item in self.entries if item.computes == computes]
+        decision = next((item for item in alike if item.executors == executors), None)
+        if decision is None and not self.repeats:
             return None
-        if found is None:
+        if decision is None:
             what = (
                 f"the executors are {', '.join(executors)}, and were {', '.join(alike[0].executors)}"
                 if alike
@@ -72,15 +72,15 @@ class Decisions:
             )
             raise self.differ(trace.name, what)
         here = _surroundings(trace, selection)
-        for what, value in found.surroundings.items():
+        for what, value in decision.surroundings.items():
             if here.get(what) != value:
                 raise self.differ(trace.name, f"{what} is {here.get(what)}, and was {value}")
-        return found
+        return decision
 
     def add(self, decision: Decision) -> None:
         """Record a decision."""
-        self.known.append(decision)
-        fields = [{name: getattr(one, name) for name in Decision.__slots__} for one in self.known]
+        self.entries.append(decision)
+        fields = [{name: getattr(item, name) for name in Decision.__slots__} for item in self.entries]
         text = json.dumps({"format": _FORMAT, "programs": fields}, indent=1)
         try:
             write(self.file, text.encode())
@@ -94,19 +94,19 @@ class Decisions:
         )
 
     def _other_program(self, name: str, computes: str) -> str:
-        alike = [one.computes for one in self.known if one.program == name]
+        alike = [item.computes for item in self.entries if item.program == name]
         if not alike:
             return "there was none"
-        same, other = max((_parting(computes, one), one) for one in alike)
+        same, other = max((_parting(computes, text), text) for text in alike)
         start = max(computes.rfind("('", 0, same), same - _SHOWN // 2, 0)
         here, there = (text[start : start + _SHOWN] for text in (computes, other))
         return f"it, or executors= or memory=, differs: here it has {here!r}, there {there!r}"
 
 
-def _parting(one: str, other: str) -> int:
+def _parting(first: str, second: str) -> int:
     """Return the length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 _OPENED: dict[Path, Decisions] = {}
@@ -138,8 +138,8 @@ def decided(trace: Trace, selection: Selection) -> tuple[Selection, Decision | N
     return replace(selection, choosers=(chooser,)), decision
 
 
-def note_lines(trace: Trace, made: Trace, selection: Selection, decision: Decision | None) -> None:
-    """Record the executors of the lines of `made`.
+def note_lines(trace: Trace, result: Trace, selection: Selection, decision: Decision | None) -> None:
+    """Record the executors of the lines of `result`.
 
     Raises:
         OtherDecisions: an existing decision has other lines.
@@ -147,8 +147,8 @@ def note_lines(trace: Trace, made: Trace, selection: Selection, decision: Decisi
     if _file(selection) is None:
         return
     decisions = opened(_file(selection))
-    labels = {one.name: one.label for one in selection.claimants}
-    owned = [(line.symbol.name, one.owner) for line in made.bound_symbols if (one := line.implementation)]
+    labels = {item.name: item.label for item in selection.claimants}
+    owned = [(line.symbol.name, by.owner) for line in result.bound_symbols if (by := line.implementation)]
     lines = [[symbol, labels.get(owner, owner)] for symbol, owner in owned]
     if decision is None:
         regions, where = as_json(selection.written or Answers()), _surroundings(trace, selection)
@@ -163,12 +163,12 @@ def note_lines(trace: Trace, made: Trace, selection: Selection, decision: Decisi
 
 
 def _executors(selection: Selection) -> list[str]:
-    return [one.label for one in selection.claimants]
+    return [claimant.label for claimant in selection.claimants]
 
 
 def _surroundings(trace: Trace, selection: Selection) -> dict[str, str]:
     fusion = selection.fusion.items()
-    options = {f"the settings of executor {name}": one.fingerprint() for name, one in fusion}
+    options = {f"the settings of executor {name}": executor.fingerprint() for name, executor in fusion}
     return {**surroundings(trace.devices), **options}
 
 
@@ -178,9 +178,9 @@ def _repeated(
     """Return the recorded choices."""
     choices = []
     for region in regions:
-        answer: Answer | None = answers.known.get(region.trace.canonical())
+        answer: Answer | None = answers.by_computation.get(region.trace.canonical())
         executor = next(
-            (one for one in region.candidates if answer is not None and one.name == answer.executor),
+            (candidate for candidate in region.candidates if answer is not None and candidate.name == answer.executor),
             None,
         )
         if answer is None or (executor is None and answer.executor is not None):
@@ -196,7 +196,7 @@ def _read(file: Path) -> list[Decision]:
         content = json.loads(file.read_text())
         if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
             raise ValueError(f"no decisions of format {_FORMAT}")
-        return [Decision(**one) for one in content["programs"]]
+        return [Decision(**fields) for fields in content["programs"]]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise InvalidInput(
             f"decisions={str(file)!r} is no file of decisions ({type(error).__name__}: {error}); name one that "

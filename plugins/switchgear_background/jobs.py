@@ -91,7 +91,7 @@ class Job:
         self.done = True
         self.finished.set()
         seconds = time.monotonic() - self.start
-        outcome = failure or f"{answers.fused} of {len(answers.known)} kinds of regions are fused"
+        outcome = failure or f"{answers.fused} of {len(answers.by_computation)} kinds of regions are fused"
         LOG.log(
             logging.WARNING if failure else logging.INFO,
             "%s: %s, after %.1f s",
@@ -115,7 +115,7 @@ def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, 
     key = _key(trace, selection, boxed)
     answers = _ANSWERS.get(key) or from_json(disk_cache.load(key))
     if answers is not None:
-        answers = replace(answers, taken=[], missing=[], only_load=mode == "never")
+        answers = replace(answers, in_use=[], missing=[], only_load=mode == "never")
         return replace(selection, answers=answers), None
     if mode == "never":
         nothing = Answers(default="not compiled: compile='never', and nothing is in the cache", only_load=True)
@@ -135,9 +135,9 @@ def objection(selection: Selection) -> str:
     """Return why another process cannot compile; empty if it can."""
     if selection.fuel.left is not None:
         return "fuel is counted in this process"
-    for own in selection.claimants:
-        if own.code is None or (own.name not in selection.team and not _travels(own.executor)):
-            return f"executor {own.name} is an object that another process cannot make"
+    for claimant in selection.claimants:
+        if claimant.code is None or (claimant.name not in selection.team and not _travels(claimant.executor)):
+            return f"executor {claimant.name} is an object that another process cannot make"
     if any(placement.owner == OF_THE_CALL for placement in selection.passes):
         return "the call has passes of its own"
     if disk_cache.entries() is None:
@@ -159,17 +159,17 @@ def _key(trace: Trace, selection: Selection, boxed: bool) -> str:
     """Return the key of all facts that determine a program's regions."""
     executors = [
         (
-            (one.label, one.code),
-            one.name in selection.fusion
-            and (type(one.executor).__qualname__, selection.fusion[one.name].fingerprint()),
+            (claimant.label, claimant.code),
+            claimant.name in selection.fusion
+            and (type(claimant.executor).__qualname__, selection.fusion[claimant.name].fingerprint()),
         )
-        for one in selection.claimants
+        for claimant in selection.claimants
     ]
     choosers = [chooser.label for chooser in selection.choosers]
     single = selection.preferences.prefer, selection.preferences.avoid
     passes = [placement.name for placement in selection.passes]
-    who = executors, choosers, single, passes, boxed
-    return repr((trace.canonical(), who, surroundings(trace.devices)))
+    team = executors, choosers, single, passes, boxed
+    return repr((trace.canonical(), team, surroundings(trace.devices)))
 
 
 def _submitted(key: str, trace: Trace, selection: Selection, boxed: bool) -> Job:
@@ -180,7 +180,7 @@ def _submitted(key: str, trace: Trace, selection: Selection, boxed: bool) -> Job
             "trace": pack(trace),
             "boxed": boxed,
             "team": pickle.dumps(selection.team),
-            "fingerprints": {name: one.fingerprint() for name, one in selection.fusion.items()},
+            "fingerprints": {name: executor.fingerprint() for name, executor in selection.fusion.items()},
             "is_measured": bool(selection.choosers),
             "passes": [placement.name for placement in selection.passes],
             "preferences": selection.preferences,
@@ -246,7 +246,7 @@ class Pool:
             late.daemon = True
             late.start()
             try:
-                reply = _asked(process, job.task)
+                reply = _ask(process, job.task)
             except (OSError, EOFError, ValueError):
                 fault = self._fault(process, late.finished.is_set())
                 self.end()
@@ -321,7 +321,7 @@ def _failed(failure: str) -> str:
     return f"not compiled in the background: {failure}"
 
 
-def _asked(process: subprocess.Popen[bytes], task: bytes) -> dict[str, Any]:
+def _ask(process: subprocess.Popen[bytes], task: bytes) -> dict[str, Any]:
     """Return a worker's reply to a task."""
     assert process.stdin is not None
     assert process.stdout is not None

@@ -90,8 +90,8 @@ def reply(message: bytes) -> dict[str, Any]:
     if torch.accelerator.is_available():
         with contextlib.suppress(RuntimeError):
             torch.accelerator.empty_cache()  # the user's process may need it
-    told = [str(one.message) for one in caught if one.category.__module__ == SwitchgearError.__module__]
-    return {"answers": None if failure else as_json(answers), "failure": failure, "warnings": told}
+    messages = [str(warning.message) for warning in caught if warning.category.__module__ == SwitchgearError.__module__]
+    return {"answers": None if failure else as_json(answers), "failure": failure, "warnings": messages}
 
 
 def _compile(task: dict[str, Any], answers: Answers) -> str:
@@ -107,9 +107,9 @@ def _compile(task: dict[str, Any], answers: Answers) -> str:
     for name, fingerprint in task["fingerprints"].items():
         if name not in selection.fusion:
             return f"executor {name} is {dict(selection.skipped).get(name, 'missing')} in the worker"
-        own = selection.fusion[name].fingerprint()
-        if own != fingerprint:
-            return f"executor {name} is {own} in the worker, not {fingerprint}"
+        actual = selection.fusion[name].fingerprint()
+        if actual != fingerprint:
+            return f"executor {name} is {actual} in the worker, not {fingerprint}"
     trace, sizes = unpack(task["trace"])
     with torch.no_grad(), internals.autocast_off(), symbolic(sizes):
         compiles(fused)(trace, selection, task["boxed"])
@@ -129,7 +129,7 @@ def _selection(task: dict[str, Any], answers: Answers) -> Selection:
     return replace(
         selection,
         choosers=selection.choosers if task["is_measured"] else (),
-        passes=tuple([one for one in selection.passes if one.name in task["passes"]]),
+        passes=tuple([placement for placement in selection.passes if placement.name in task["passes"]]),
         preferences=task["preferences"],
         written=answers,
     )

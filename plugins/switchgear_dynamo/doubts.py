@@ -113,16 +113,16 @@ class Doubts:
     """
 
     def __init__(self, *roots: object, variables: dict[str, object] | None = None) -> None:
-        self._seen: dict[int, object] = {}
+        self._visited: dict[int, object] = {}
         self._classes: dict[int, Mapping[str, Any]] = {}
         self._names: dict[str, None] = {}
         #: Namespaces with attributes that code names, each with the number of names looked up so far.
         self._owners: dict[int, tuple[Mapping[str, Any], int]] = {}
-        self._own(variables or {})
+        self._add_owner(variables or {})
         #: Methods of the user's classes; TorchDynamo does not notice replaced methods.
         self._methods: list[tuple[Mapping[str, Any], str, object]] = []
         self.reason = self._walk([*roots])
-        self._seen, self._owners = {}, {}
+        self._visited, self._owners = {}, {}
 
     def changed(self) -> str:
         """Return why calls are no longer split, if a method was replaced since; else empty."""
@@ -131,15 +131,15 @@ class Doubts:
                 return f"the method {name} of a class was replaced, which TorchDynamo does not notice"
         return ""
 
-    def _own(self, owner: Mapping[str, Any]) -> None:
+    def _add_owner(self, owner: Mapping[str, Any]) -> None:
         self._owners.setdefault(id(owner), (owner, 0))
 
     def _walk(self, waiting: list[object]) -> str:
         while waiting:
             value = waiting.pop()
-            if type(value) not in _ATOMS and id(value) not in self._seen:
-                self._seen[id(value)] = value
-                if len(self._seen) > _MOST:
+            if type(value) not in _ATOMS and id(value) not in self._visited:
+                self._visited[id(value)] = value
+                if len(self._visited) > _MOST:
                     return f"it reaches more than {_MOST:,} values"
                 reason = of_code(value) if isinstance(value, types.CodeType) else _of_value(value)
                 if reason:
@@ -153,7 +153,7 @@ class Doubts:
         """Return the values inside a value, regardless of names."""
         if isinstance(value, types.CodeType):
             self._names.update(dict.fromkeys((*value.co_names, *_texts(value))))
-            return [one for one in value.co_consts if isinstance(one, types.CodeType)]
+            return [item for item in value.co_consts if isinstance(item, types.CodeType)]
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.MethodType):
@@ -174,14 +174,14 @@ class Doubts:
         if is_library(function.__code__):
             return
         yield function.__code__
-        self._own(function.__globals__)
+        self._add_owner(function.__globals__)
         yield from function.__defaults__ or ()
         yield from (function.__kwdefaults__ or {}).values()
 
     def _object(self, value: Any) -> Iterable[object]:
         kind = value if isinstance(value, type) else type(value)
         if isinstance(value, types.ModuleType):
-            self._own(value.__dict__)
+            self._add_owner(value.__dict__)
             return ()
         for base in kind.__mro__:
             if id(base) not in self._classes and not _is_known(base):
@@ -207,7 +207,7 @@ class Doubts:
                 named += ["forward"] * ("forward" in owner)
             values += [owner[name] for name in named]
             if isinstance(owner, types.MappingProxyType):
-                self._methods += [(owner, one, owner[one]) for one in named if callable(owner[one])]
+                self._methods += [(owner, n, owner[n]) for n in named if callable(owner[n])]
             self._owners[key] = owner, len(names)
         return [_undecorated(value) for value in values]
 
@@ -242,8 +242,8 @@ def _of_value(value: Any) -> str:
         return "it draws from a random.Random, which TorchDynamo takes for as it was in the first call"
     if value is kind and issubclass(kind, weakref.ref):
         return f"it makes weak references: the code {_NAMES['weakref']}"
-    made = value.default_factory if isinstance(value, defaultdict) else None
-    if isinstance(made, types.FunctionType) or value is defaultdict:
+    factory = value.default_factory if isinstance(value, defaultdict) else None
+    if isinstance(factory, types.FunctionType) or value is defaultdict:
         return "it uses a defaultdict, whose factory TorchDynamo calls while it compiles, and not again"
     if _is_compiled(value):
         name = getattr(value, "__qualname__", type(value).__name__)
@@ -256,8 +256,8 @@ _A = {int: "an int", float: "a float", complex: "a complex", str: "a str", bytes
 
 def _is_compiled(value: Any) -> bool:
     """Check whether a value was made by `torch.compile` or `Module.compile`; no object of Switchgear is."""
-    own = value.__dict__ if isinstance(value, types.FunctionType | torch.nn.Module) else {}
-    return "get_compiler_config" in own or own.get("_compiled_call_impl") is not None
+    attributes = value.__dict__ if isinstance(value, types.FunctionType | torch.nn.Module) else {}
+    return "get_compiler_config" in attributes or attributes.get("_compiled_call_impl") is not None
 
 
 def of_code(code: types.CodeType) -> str:
@@ -298,5 +298,5 @@ def _texts(code: types.CodeType) -> Iterator[str]:
 
 def _place(code: types.CodeType, name: str) -> str:
     instructions = dis.get_instructions(code)
-    lines = [one.positions.lineno for one in instructions if one.argval == name and one.positions]
+    lines = [op.positions.lineno for op in instructions if op.argval == name and op.positions]
     return f"{code.co_filename}:{next(iter(lines), code.co_firstlineno)}"

@@ -69,7 +69,7 @@ class ByOption:
         limit = budget if isinstance(budget, int) else int((budget or 0.0) * eager)
         solution = solver.at_most(limit, solver.fastest())
         if solution.bytes > limit and not self.may_exceed:
-            longer = extra(problem.trace, solution.again, problem.fuses)
+            longer = extra(problem.trace, solution.replay, problem.fuses)
             raise InvalidInput(
                 f"memory={self.option!r} allows {limit:,} bytes to be saved for the backward, where eager saves "
                 f"{eager:,}; the least possible is {solution.bytes:,}, for which a step takes an estimated "
@@ -78,9 +78,9 @@ class ByOption:
         return solution.saving
 
 
-def extra(trace: Trace, again: Iterable[BoundSymbol], fuses: bool) -> float:
+def extra(trace: Trace, lines: Iterable[BoundSymbol], fuses: bool) -> float:
     """Return the estimated time of the recomputed lines, as a part of the time of all lines of a joint trace."""
-    return cost(again, fused=fuses) / (cost(trace.bound_symbols, fused=fuses) or 1.0)
+    return cost(lines, fused=fuses) / (cost(trace.bound_symbols, fused=fuses) or 1.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +89,7 @@ class _Solution:
 
     saving: Saving
     bytes: int
-    again: Body
+    replay: Body
 
 
 @dataclass(eq=False)
@@ -113,7 +113,7 @@ class _Solver:
         free = self.fastest()
         if not self.problem.fuses or free.bytes < _FEW:
             return free
-        most = cost(free.again, fused=True) + _SHARE * cost(self.problem.trace.bound_symbols, fused=True)
+        most = cost(free.replay, fused=True) + _SHARE * cost(self.problem.trace.bound_symbols, fused=True)
         return min(free, self._within(Budget(cost=most)), key=attrgetter("bytes"))
 
     def at_most(self, limit: int, first: _Solution) -> _Solution:
@@ -140,8 +140,8 @@ class _Solver:
 
     def _solution(self, saving: Saving) -> _Solution:
         problem = self.problem
-        again, values = recomputed(saving.body, problem.read, saving.saved)
-        lines = live((*again, *problem.later), proxies(problem.trace.outputs[problem.count :]))
+        replay, values = recomputed(saving.body, problem.read, saving.saved)
+        lines = live((*replay, *problem.later), proxies(problem.trace.outputs[problem.count :]))
         alive = {proxy.name for proxy in problem.trace.inputs} - problem.overwritten
         packed = {name: unpack.inputs[0] for name, (_, unpack) in saving.packed.items()}
         size = bytes_of(*(packed.get(name, proxy) for name, proxy in values.items() if name not in alive))

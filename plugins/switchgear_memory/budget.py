@@ -66,22 +66,22 @@ def within(
     for proxy in read:
         if lines.is_made(proxy):
             program.at_least(lines.had(proxy), 1)
-    for item, variable in lines.again.items():
+    for item, variable in lines.rerun.items():
         for proxy in item.inputs:
             if lines.is_made(proxy):
                 program.at_least({variable: -1, **lines.had(proxy)}, 0)
     if budget.bytes is None:
-        costs = {variable: program.costs[variable] for variable in lines.again.values()}
+        costs = {variable: program.costs[variable] for variable in lines.rerun.values()}
         program.at_most(costs, budget.cost)
         worth = {variable: price / _DEAR for variable, price in costs.items()}
-        found = program.solve({**lines.bytes, **worth})
-        return frozenset(lines.saved) if found is None else lines.chosen(found)
+        solution = program.solve({**lines.bytes, **worth})
+        return frozenset(lines.saved) if solution is None else lines.chosen(solution)
     least = program.solve(lines.bytes)
     limit = max(budget.bytes, math.ceil(lines.held(least)))
     lines.bound(later, limit)
     program.at_most(lines.bytes, limit)
-    found = program.solve()
-    return lines.chosen(least if found is None else found)
+    solution = program.solve()
+    return lines.chosen(least if solution is None else solution)
 
 
 @dataclass(slots=True, eq=False)
@@ -116,15 +116,15 @@ class _Program:
         """Return a value for each variable, at the least cost that HiGHS finds; None without a solution."""
         highs = _solver()
         variables = range(len(self.costs))
-        prices = self.costs if costs is None else [costs.get(one, 0.0) for one in variables]
+        prices = self.costs if costs is None else [costs.get(variable, 0.0) for variable in variables]
         highest = max(prices, default=0.0) or 1.0
         kinds = highs.HighsVarType.kContinuous, highs.HighsVarType.kInteger
         model = highs.HighsLp()
         model.num_col_, model.num_row_ = len(variables), len(self.rows)
         model.col_cost_ = [price / highest for price in prices]
         model.col_lower_ = [0.0 for _ in variables]
-        model.col_upper_ = [1.0 if one else math.inf for one in self.integral]
-        model.integrality_ = [kinds[one] for one in self.integral]
+        model.col_upper_ = [1.0 if is_integral else math.inf for is_integral in self.integral]
+        model.integrality_ = [kinds[is_integral] for is_integral in self.integral]
         model.row_lower_ = [lower for _, lower, _ in self.rows]
         model.row_upper_ = [upper for _, _, upper in self.rows]
         matrix = model.a_matrix_
@@ -140,8 +140,8 @@ class _Program:
         thread = threading.Thread(target=solver.run)
         thread.start()
         thread.join()
-        found = solver.getInfo().primal_solution_status
-        is_found = found == highs.SolutionStatus.kSolutionStatusFeasible
+        status = solver.getInfo().primal_solution_status
+        is_found = status == highs.SolutionStatus.kSolutionStatusFeasible
         return [*solver.getSolution().col_value] if is_found else None
 
 
@@ -168,15 +168,15 @@ class _Lines:
         self.program = program
         self.maker = {proxy.name: item for item in forward for proxy in item.outputs}
         self.saved: dict[str, int] = {}
-        self.again: dict[BoundSymbol, int] = {}
+        self.rerun: dict[BoundSymbol, int] = {}
         self.bytes: Terms = {}
-        given = {proxy.name: proxy for item in forward for proxy in item.inputs}
-        for name in prices.overwritten & given.keys() - self.maker.keys():
-            self._save(given[name], bytes_of(given[name]))
+        inputs = {proxy.name: proxy for item in forward for proxy in item.inputs}
+        for name in prices.overwritten & inputs.keys() - self.maker.keys():
+            self._save(inputs[name], bytes_of(inputs[name]))
         for item in forward:
-            price = prices.again(item)
+            price = prices.recompute_price(item)
             if not isinstance(price, str):
-                self.again[item] = program.variable(price, integral=not is_view(item))
+                self.rerun[item] = program.variable(price, integral=not is_view(item))
             for proxy in item.outputs:
                 if prices.saving(proxy, item) is not None:
                     self._save(proxy, prices.held(proxy, item))
@@ -193,7 +193,7 @@ class _Lines:
     def had(self, proxy: TensorProxy) -> Terms:
         """Return the sum that says whether a value is saved or recomputed."""
         item = self.maker.get(proxy.name)
-        places = self.saved.get(proxy.name), None if item is None else self.again.get(item)
+        places = self.saved.get(proxy.name), None if item is None else self.rerun.get(item)
         return {place: 1.0 for place in places if place is not None}
 
     def held(self, values: Any) -> float:
@@ -202,7 +202,7 @@ class _Lines:
 
     def chosen(self, values: Any) -> frozenset[str]:
         """Return the names of the saved values."""
-        return frozenset(name for name, one in self.saved.items() if values[one] > 0.99)
+        return frozenset(name for name, variable in self.saved.items() if values[variable] > 0.99)
 
     def bound(self, later: Sequence[BoundSymbol], limit: int) -> None:
         """Bound the live bytes at moments of the backward by `limit`, where the price is worth it."""
@@ -210,12 +210,12 @@ class _Lines:
         excess = self.program.variable(_WORTH)
         step = max(1, len(later) // _MOMENTS)
         for moment in range(step, len(later), step):
-            made = self._made(first, moment)
+            runs = self._recomputed_by(first, moment)
             held: Terms = {excess: -1.0}
             for name, variable in self.saved.items():
                 if last[name] >= moment:
                     held[variable] = self.bytes[variable]
-            for item, variable in made.items():
+            for item, variable in runs.items():
                 waits = first[item] >= moment
                 stays = first[item] < moment - step
                 names = [p for p in item.outputs if waits or (stays and last[p.name] >= moment)]
@@ -243,17 +243,17 @@ class _Lines:
                 ends[proxy.name] = max(ends[proxy.name], end if view else latest[item])
         return latest, ends
 
-    def _made(self, first: dict[BoundSymbol, int], moment: int) -> dict[BoundSymbol, int]:
+    def _recomputed_by(self, first: dict[BoundSymbol, int], moment: int) -> dict[BoundSymbol, int]:
         """Return the lines recomputed by a moment of the backward, each with its variable."""
-        made = {
-            item: variable if first[item] < moment else self.program.variable() for item, variable in self.again.items()
+        runs = {
+            item: variable if first[item] < moment else self.program.variable() for item, variable in self.rerun.items()
         }
-        for item, variable in made.items():
+        for item, variable in runs.items():
             for proxy in item.inputs:
                 source = self.maker.get(proxy.name)
-                if source in made and first[source] >= moment:
-                    terms = {made[source]: 1.0, variable: -1.0}
+                if source in runs and first[source] >= moment:
+                    terms = {runs[source]: 1.0, variable: -1.0}
                     if proxy.name in self.saved:
                         terms[self.saved[proxy.name]] = 1.0
                     self.program.at_least(terms, 0)
-        return made
+        return runs

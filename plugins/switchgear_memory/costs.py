@@ -79,10 +79,10 @@ def _operations(leaf: BoundSymbol) -> float:
     count = _operation_counts().get(getattr(_aten, packet + suffix, None))
     if count is None:
         return 0.0
-    args, kwargs, made = map_proxies(_shape, (leaf.args, leaf.kwargs, leaf.output))
+    args, kwargs, output = map_proxies(_shape, (leaf.args, leaf.kwargs, leaf.output))
     if packet.startswith("_scaled_dot_product"):
         args = _with_as_many_heads(args)
-    return float(count(*args, **kwargs, out_val=made))
+    return float(count(*args, **kwargs, out_val=output))
 
 
 def _with_as_many_heads(args: tuple[Any, ...]) -> tuple[Any, ...]:

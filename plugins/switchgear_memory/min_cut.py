@@ -33,19 +33,19 @@ class _Network:
     def distances(self) -> list[int]:
         """Return the number of arcs with room from each node to the sink; 0 for the sink and for unconnected nodes."""
         arcs, ends, room = self.arcs, self.ends, self.room
-        found = [0] * len(arcs)
+        distances = [0] * len(arcs)
         nodes, distance = [SINK], 1
-        while nodes and not found[SOURCE]:
+        while nodes and not distances[SOURCE]:
             tails = []
             for node in nodes:
                 for arc in arcs[node]:
                     if room[arc ^ 1]:
                         tail = ends[arc]
-                        if tail != SINK and not found[tail]:
-                            found[tail] = distance
+                        if tail != SINK and not distances[tail]:
+                            distances[tail] = distance
                             tails.append(tail)
             nodes, distance = tails, distance + 1
-        return found
+        return distances
 
     def saturate(self, distances: list[int]) -> None:
         """Add the largest flow along the shortest paths."""

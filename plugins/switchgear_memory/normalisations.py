@@ -37,9 +37,9 @@ def with_statistics(forward: Body, names: Names) -> Body:
 def _of_statistics(item: BoundSymbol, names: Names) -> Iterator[BoundSymbol]:
     links = links_again(item)
 
-    def line(symbol: Symbol, args: tuple[object, ...], made: TensorProxy) -> BoundSymbol:
-        kwargs = {"dtype": made.dtype} if symbol is CAST else {}
-        return BoundSymbol(symbol, args, kwargs, made, source=item.source, links=links)
+    def line(symbol: Symbol, args: tuple[object, ...], output: TensorProxy) -> BoundSymbol:
+        kwargs = {"dtype": output.dtype} if symbol is CAST else {}
+        return BoundSymbol(symbol, args, kwargs, output, source=item.source, links=links)
 
     def of_channels(value: TensorProxy | None) -> TensorProxy | None:
         """Return a value per channel, shaped to broadcast against channels in the second dimension."""
@@ -47,9 +47,9 @@ def _of_statistics(item: BoundSymbol, names: Names) -> Iterator[BoundSymbol]:
             return value
         ones = (1,) * over
         shape = (*value.shape, *ones)
-        made = replace(value, name=names.fresh(), shape=shape, stride=(1, *ones))
-        lines.append(line(_VIEW, (value, shape), made))
-        return made
+        view = replace(value, name=names.fresh(), shape=shape, stride=(1, *ones))
+        lines.append(line(_VIEW, (value, shape), view))
+        return view
 
     x, weight, bias = _normalised(item)
     if x is None:
@@ -63,9 +63,9 @@ def _of_statistics(item: BoundSymbol, names: Names) -> Iterator[BoundSymbol]:
     value = x
     for symbol, other in ((_SUB, mean), (_MUL, deviation), (_MUL, weight), (ADD, bias)):
         if other is not None:
-            made = replace(unread, name=names.fresh(), dtype=mean.dtype)
-            lines.append(line(symbol, (value, of_channels(other)), made))
-            value = made
+            output = replace(unread, name=names.fresh(), dtype=mean.dtype)
+            lines.append(line(symbol, (value, of_channels(other)), output))
+            value = output
     if result.dtype != mean.dtype:
         lines.append(line(CAST, (value,), result))
     yield from (*lines[:-1], replace(lines[-1], output=result))

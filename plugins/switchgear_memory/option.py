@@ -21,8 +21,8 @@ def budget_of(memory: object) -> float | int | None:
     if isinstance(memory, str):
         if memory in MEMORY:
             return None
-        if found := _BYTES.fullmatch(memory.strip()):
-            number, prefix, binary = found.groups()
+        if match := _BYTES.fullmatch(memory.strip()):
+            number, prefix, binary = match.groups()
             power = "kmgt".index(prefix.lower()) + 1 if prefix else 0
             return int(float(number) * (1024 if binary else 1000) ** power)
     elif isinstance(memory, (int, float)) and not isinstance(memory, bool) and 0 < memory <= 1:

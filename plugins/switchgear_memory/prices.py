@@ -82,11 +82,11 @@ class Prices:
 
     def reason(self, proxy: TensorProxy, maker: BoundSymbol) -> str:
         """Return why a value is saved."""
-        price = self.again(maker)
+        price = self.recompute_price(maker)
         reason = price if isinstance(price, str) else "recomputing costs more"
         return f"{reason}; its zeros and ones are saved as booleans" if self.narrows(proxy, maker) else reason
 
-    def again(self, item: BoundSymbol) -> int | str:
+    def recompute_price(self, item: BoundSymbol) -> int | str:
         """Return the price of running a bound symbol again, or the reason against it."""
         if is_view(item):
             geometry = item.symbol.fn is _aten.as_strided.default
@@ -119,7 +119,7 @@ def _names(body: Body) -> frozenset[str]:
 
 def _is_free(proxy: TensorProxy, maker: BoundSymbol, prices: Prices) -> bool:
     is_one = is_view(maker) and len(maker.inputs) == 1
-    return is_one and prices.again(maker) == 0 and prices.saving(proxy, maker) is None
+    return is_one and prices.recompute_price(maker) == 0 and prices.saving(proxy, maker) is None
 
 
 def to_save(forward: Iterable[BoundSymbol], read: Iterable[TensorProxy], prices: Prices) -> frozenset[str]:
@@ -132,7 +132,7 @@ def to_save(forward: Iterable[BoundSymbol], read: Iterable[TensorProxy], prices:
     nodes: dict[str | BoundSymbol, int] = {}
     arcs: dict[tuple[int, int], int | None] = {}
 
-    def made(proxies: Iterable[TensorProxy]) -> Iterator[TensorProxy]:
+    def resolve(proxies: Iterable[TensorProxy]) -> Iterator[TensorProxy]:
         """Yield the values that are not alive anyway; a free view is replaced by its base."""
         for proxy in proxies:
             item = maker.get(proxy.name)
@@ -142,7 +142,7 @@ def to_save(forward: Iterable[BoundSymbol], read: Iterable[TensorProxy], prices:
             if item is not None or proxy.name in prices.overwritten:
                 yield proxy
 
-    pending = [*made(read)]
+    pending = [*resolve(read)]
     # a value is an arc, from its node to the next number; a bound symbol is a node
     ends = [proxy.name for proxy in pending]
     if not ends:
@@ -154,7 +154,7 @@ def to_save(forward: Iterable[BoundSymbol], read: Iterable[TensorProxy], prices:
         item = maker.get(proxy.name)
         node = nodes[proxy.name] = next(numbers)
         arcs[node, next(numbers)] = prices.saving(proxy, item)
-        price = "an input" if item is None else prices.again(item)
+        price = "an input" if item is None else prices.recompute_price(item)
         if item is None or isinstance(price, str):
             arcs[SOURCE, node] = None
             continue
@@ -162,10 +162,10 @@ def to_save(forward: Iterable[BoundSymbol], read: Iterable[TensorProxy], prices:
             nodes[item] = next(numbers)
             arcs[SOURCE, nodes[item]] = price
         arcs[nodes[item], node] = None
-        pending.extend(made(item.inputs))
+        pending.extend(resolve(item.inputs))
     arcs.update(((nodes[name] + 1, SINK), None) for name in ends)
-    again = [(key, node) for key, node in nodes.items() if isinstance(key, BoundSymbol)]
-    arcs.update(((nodes[p.name] + 1, node), None) for item, node in again for p in made(item.inputs))
+    lines = [(key, node) for key, node in nodes.items() if isinstance(key, BoundSymbol)]
+    arcs.update(((nodes[p.name] + 1, node), None) for item, node in lines for p in resolve(item.inputs))
     later = min_cut(arcs)
     values = ((key, node) for key, node in nodes.items() if isinstance(key, str))
     return frozenset(name for name, node in values if node not in later and node + 1 in later)

@@ -160,7 +160,7 @@ class PythonState(Handler):
         if world.recording.loads:
             raise Again
         ran = running.ran()
-        user_code = {key: code for key, code in ran.items() if key not in running.apart}
+        user_code = {key: code for key, code in ran.items() if key not in running.internal_ids}
         reached_code = [code for key, code in reached.codes.items() if key in ran]
         packing = Packing(reached, recorder)
         writes = tuple(changes(reached, packing))

@@ -73,7 +73,7 @@ class Read:
     is_later: bool = False
 
     @property
-    def home(self) -> object:
+    def start(self) -> object:
         """Where the guard tree starts: for a class's own attribute its dict, which is cheaper to check."""
         owner: Any = self.owner
         if self.place is not None:
@@ -197,7 +197,7 @@ class State:
     def _build(self, objects: Mapping[int, object]) -> None:
         """Build the guard tree from the current values, which equal the recorded values."""
         fixed = [read for read in self._reads if read.place is None or not read.place.is_of_call]
-        self.owners = tuple({id(owner): owner for owner in [read.home for read in fixed]}.values())
+        self.owners = tuple({id(owner): owner for owner in [read.start for read in fixed]}.values())
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
         self.fixed = (self.owners,)
         call = (self.owners, *objects.values())
@@ -268,9 +268,9 @@ class _Nodes:
         self._nodes: dict[Any, Any] = {(): self.root}
 
     def of(self, read: Read) -> Any:
-        """Return the node of the home of a read."""
+        """Return the node at which a read starts."""
         if read.place is None:
-            return self._at((0, self._places[id(read.home)]))
+            return self._at((0, self._places[id(read.start)]))
         return self.at(read.place)
 
     def at(self, place: Place) -> Any:
@@ -312,7 +312,7 @@ def _tree(
     references: list[object] = []
     by_version: set[int] = set()
     for number, read in enumerate(reads):
-        node, label, owner = nodes.of(read), [str(number)], read.home
+        node, label, owner = nodes.of(read), [str(number)], read.start
         is_still = looked_into is not None and id(read.owner) not in looked_into
         if is_still and _has_version(read):
             if id(owner) not in by_version:
@@ -338,7 +338,7 @@ def _names_stay(space: Any) -> Callable[[Any], bool]:
 
 def _has_version(read: Read) -> bool:
     """Check whether the version of the dict alone decides that a value is unchanged."""
-    if read.place is not None or type(read.home) is not dict:
+    if read.place is not None or type(read.start) is not dict:
         return False
     return read.key is not ITSELF and not can_change(read.value)
 
@@ -401,7 +401,7 @@ def _add_read(
 
 
 def _access(read: Read) -> str:
-    if issubclass(read.kind, dict) or isinstance(read.home, dict):
+    if issubclass(read.kind, dict) or isinstance(read.start, dict):
         return "dict"
     return "function" if read.kind is types.FunctionType else "attribute"
 

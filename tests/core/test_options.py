@@ -229,7 +229,7 @@ def test_environment(variable: str, text: str, option: str, value: Any, monkeypa
     monkeypatch.setenv(variable, text)
     own = {option: value} if option != "fallback" else {}
     jitted: Any = sg.jit(torch.sin)
-    assert {name: jitted._switchgear_again.keywords[name] for name in own} == own
+    assert {name: jitted._switchgear_rejit.keywords[name] for name in own} == own
     with sg.defaults(memory="balanced"):
         assert memory(sg.jit(torch.sin)) == "balanced"
 

@@ -104,7 +104,7 @@ def cost(body: Sequence[BoundSymbol], read: list[TensorProxy], prices: Prices, s
     maker = {proxy.name: item for item in body for proxy in item.outputs}
     for item in reversed(body):
         if any(proxy.name in needed and proxy.name not in saved for proxy in item.outputs):
-            price = prices.again(item)
+            price = prices.recompute_price(item)
             total += float("inf") if isinstance(price, str) else price
             needed.update((proxy.name, proxy) for proxy in item.inputs)
     for name, proxy in needed.items():

@@ -43,7 +43,7 @@ def line(function: Callable[[Tensor], Any], name: str) -> sg.BoundSymbol:
 def test_the_price_of_running_a_line_again(
     fused: bool, function: Callable[[Tensor], Any], name: str, price: object
 ) -> None:
-    assert prices(fused).again(line(function, name)) == price
+    assert prices(fused).recompute_price(line(function, name)) == price
 
 
 def strided(x: Tensor) -> Tensor:
@@ -56,8 +56,8 @@ def test_a_strided_view_of_what_is_overwritten_is_not_made_again_of_the_copy() -
         (lambda x: x[0].exp(), "select", 0),
     ):
         view = line(function, name)
-        assert prices().again(view) == 0
-        assert prices(overwritten=frozenset({view.output.name})).again(view) == reason
+        assert prices().recompute_price(view) == 0
+        assert prices(overwritten=frozenset({view.output.name})).recompute_price(view) == reason
 
 
 @in_turn(

@@ -56,7 +56,7 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
         NotDifferentiable: PyTorch's formula fails.
         Unsupported: PyTorch has no formula, or the formula needs data.
     """
-    given = frozen(
+    signature = frozen(
         (bound_symbol.args, bound_symbol.kwargs, bound_symbol.outputs, grad_outputs),
         operator.attrgetter("metadata"),
     )
@@ -66,8 +66,8 @@ def derive(bound_symbol: BoundSymbol, grad_outputs: Grads, higher_order: bool = 
         torch.are_deterministic_algorithms_enabled(),
         torch.get_default_dtype(),
     )
-    key = bound_symbol.symbol.fn, given, modes
-    # a template with symbolic sizes is for these alone, and its decisions bind their entry
+    key = bound_symbol.symbol.fn, signature, modes
+    # a template with symbolic sizes is for its sizes alone, and its decisions bind their entry
     sizes = active_sizes()
     cache: dict[object, Template] = (
         sizes.templates if sizes and depends_on_sizes(bound_symbol) else _CACHE
@@ -155,9 +155,9 @@ def _spellings(bound_symbol: BoundSymbol, higher_order: bool) -> Iterator[Callab
     if overload is torch.ops.aten.index_fill.int_Tensor:
         yield _index_fill
         return
-    written = [WRITTEN_VIEWS[overload]] if overload in WRITTEN_VIEWS else []
+    writers = [WRITTEN_VIEWS[overload]] if overload in WRITTEN_VIEWS else []
     # autograd gives the gradient of a partly written tensor that tensor's layout, on which sums depend
-    first, second = (written, [overload]) if _is_permuted(bound_symbol) else ([overload], written)
+    first, second = (writers, [overload]) if _is_permuted(bound_symbol) else ([overload], writers)
     yield from (*first, *second)
     twin = in_place_twin(overload)
     if twin is not None:
@@ -205,35 +205,35 @@ def _run(
             tracker.wrapper_for(holders[f"a{i}"], autograd=True)
             for i in range(len(bound_symbol.inputs))
         ]
-        given = iter(arguments)
+        values = iter(arguments)
         args, kwargs = map_proxies(
-            lambda _: next(given), (bound_symbol.args, dict(bound_symbol.kwargs))
+            lambda _: next(values), (bound_symbol.args, dict(bound_symbol.kwargs))
         )
         kwargs.pop("generator", None)
         with torch.enable_grad(), internals.autocast_off():
-            made = list(tensors_in(call(*args, **kwargs)))
+            outs = list(tensors_in(call(*args, **kwargs)))
         recorder.values.known_call = (None, ())
-        results = {tracker.proxy_of(tensor).name: holders[f"o{i}"] for i, tensor in enumerate(made)}
+        results = {tracker.proxy_of(tensor).name: holders[f"o{i}"] for i, tensor in enumerate(outs)}
         defined = [
-            i for i, tensor in enumerate(made) if tensor.requires_grad and f"g{i}" in holders
+            i for i, tensor in enumerate(outs) if tensor.requires_grad and f"g{i}" in holders
         ]
         cotangents = [
             tracker.wrapper_for(replace(holders[f"g{i}"], requires_grad=False)) for i in defined
         ]
-        wanted = [i for i, argument in enumerate(arguments) if argument.requires_grad]
-        handed = [*made, *cotangents, *arguments]
+        positions = [i for i, argument in enumerate(arguments) if argument.requires_grad]
+        handed = [*outs, *cotangents, *arguments]
         grads: dict[int, TensorProxy] = {}
         if defined:
-            outputs, inputs = [made[i] for i in defined], [arguments[i] for i in wanted]
+            outputs, inputs = [outs[i] for i in defined], [arguments[i] for i in positions]
             what = f"the backward of {bound_symbol.symbol.name}, called at {bound_symbol.source},"
             with (
                 torch.set_grad_enabled(higher_order),
                 backward_writes_refused(tracker, handed, what),
             ):
-                found = internals.gradients(outputs, inputs, cotangents, create_graph=higher_order)
+                result = internals.gradients(outputs, inputs, cotangents, create_graph=higher_order)
                 grads = {
                     i: tracker.proxy_of(grad)
-                    for i, grad in zip(wanted, found, strict=True)
+                    for i, grad in zip(positions, result, strict=True)
                     if grad is not None
                 }
     return _template(
@@ -277,7 +277,7 @@ def instantiate(
     return body, map_proxies(lambda grad: env.get(grad.name, grad), template.grads)
 
 
-#: Overloads whose formula reads other values when it is differentiated in turn.
+#: Overloads whose formula reads other values if differentiated in turn.
 _READ_MORE = frozenset(
     {
         torch.ops.aten._linalg_det.default,
@@ -298,12 +298,12 @@ def further_reads(
         template = derive(bound_symbol, grad_outputs, higher_order=True)
     elif sum(grad is not None for grad in grad_outputs) < 2:
         return ()
-    own = _placeholders(bound_symbol, ())
+    pool = _placeholders(bound_symbol, ())
     read = (
         *(proxy for item in template.bound_symbols for proxy in item.inputs),
         *proxies(template.grads),
     )
-    return tuple([own[name] for name in dict.fromkeys(proxy.name for proxy in read) if name in own])
+    return tuple([pool[name] for name in dict.fromkeys(p.name for p in read) if name in pool])
 
 
 def rebind(bound_symbol: BoundSymbol, env: dict[str, TensorProxy], names: Names) -> BoundSymbol:

@@ -99,22 +99,22 @@ def _differentiate(
         for grad, out in zip(grad_outputs, outputs, strict=True)
     )
     backward, grads = sweep(forward.linears, outputs, cotangents, forward.doors)
-    found = tuple(grads.get(proxy.name) if proxy.requires_grad else None for proxy in trace.inputs)
+    final = tuple(grads.get(proxy.name) if proxy.requires_grad else None for proxy in trace.inputs)
     joint = Trace(
         "joint",
         inputs=(*trace.inputs, *proxies(cotangents)),
-        outputs=(*outputs, *found),
+        outputs=(*outputs, *final),
         bound_symbols=(*forward.body, *backward),
         tensors={**trace.tensors, **forward.constants},
         provenance=trace.provenance,
         numbers=trace.numbers,
     )
-    choices, kept = tuple(forward.choices), tuple(forward.kept)
-    return Joint(dead_code(joint), len(outputs), cotangents, choices, kept, forward.named)
+    choices, extra_reads = tuple(forward.choices), tuple(forward.extra_reads)
+    return Joint(dead_code(joint), len(outputs), cotangents, choices, extra_reads, forward.named)
 
 
 class Forward:
-    """A linearisation of bound symbols one by one."""
+    """A linearisation of single bound symbols."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Forward:
         self.body: list[BoundSymbol] = []
         self.linears: list[Linear] = []
         self.choices: list[Choice] = []
-        self.kept: list[TensorProxy] = []
+        self.extra_reads: list[TensorProxy] = []
         self.named: dict[str, TensorProxy] = {}
         #: Results of the conjugate and negative fallbacks of PyTorch's dispatcher, each with its argument.
         self._lazy: dict[str, TensorProxy] = {}
@@ -155,23 +155,23 @@ class Forward:
 
     def _decide(self, item: BoundSymbol, origin: BoundSymbol) -> tuple[BoundSymbol, ...]:
         """Pick the differentiation of a bound symbol, in this place alone; return the parts that replace it, if any."""
-        own: OwnGradient | None = item.symbol.gradient
+        gradient: OwnGradient | None = item.symbol.gradient
         constant = self._constant(item)
         if constant:
             self._choose(item, "constant", constant)
             # under no_grad, eager treats a view as a leaf that requires grad, and users of the view likewise
             item = self._cut(item) if item.grad_enabled else item
-            parts = own.constant(item) if own is not None else (item,)
+            parts = gradient.constant(item) if gradient is not None else (item,)
             self.body.extend(
                 linked(part, Link(origin, RuleOrigin("constant", constant))) for part in parts
             )
             return ()
-        if own is not None:
-            rule_origin = own.origin(item)
+        if gradient is not None:
+            rule_origin = gradient.origin(item)
             self._choose(item, rule_origin.owner, f"{rule_origin.form} rule")
             if not region_of(item):
-                self.kept.extend(own.saved(item))
-            applied = own.linearise(item, self.doors, self.higher_order)
+                self.extra_reads.extend(gradient.saved(item))
+            applied = gradient.linearise(item, self.doors, self.higher_order)
             self._append(applied, rule_origin, item, origin)
             return ()
         symbol = item.symbol
@@ -193,7 +193,7 @@ class Forward:
         return ()
 
     def _constant(self, item: BoundSymbol) -> str:
-        """Return why a bound symbol is constant for differentiation; empty if it is not."""
+        """Return why a bound symbol is constant for differentiation; empty otherwise."""
         if not _requires_grad(item.inputs):
             return "no input requires grad"
         if not item.grad_enabled:
@@ -215,20 +215,20 @@ class Forward:
         self, applied: Applied, rule_origin: RuleOrigin, item: BoundSymbol, origin: BoundSymbol
     ) -> None:
         link = Link(origin, rule_origin)
-        inside = {proxy.name for made in applied.forward for proxy in made.outputs}
+        inside = {proxy.name for line in applied.forward for proxy in line.outputs}
         if self.ends & inside - {proxy.name for proxy in applied.outputs}:
-            # values of rules are saved by name, which must not depend on the requested outputs
+            # values of rules are saved by name, independent of the requested outputs
             with self.names.apart():
-                for made in applied.forward:
+                for line in applied.forward:
                     try:
-                        self.linearise(made, origin)
+                        self.linearise(line, origin)
                     except NotDifferentiable as error:
-                        if not made.is_leaf:
+                        if not line.is_leaf:
                             raise
-                        self.body.append(linked(made, link))
-                        self.linears.append(refusing(made, link, error))
+                        self.body.append(linked(line, link))
+                        self.linears.append(refusing(line, link, error))
         else:
-            self.body.extend(linked(made, link, *item.tags & {SAVED}) for made in applied.forward)
+            self.body.extend(linked(line, link, *item.tags & {SAVED}) for line in applied.forward)
         for proxy, output in zip(item.outputs, applied.outputs, strict=True):
             if output != proxy:
                 self.named[proxy.name] = output
@@ -243,11 +243,11 @@ class Forward:
             ]
         )
         # the formula reads the arguments as autograd sees them, before the fallbacks
-        seen = item.reading(self._lazy)
-        template = derive(seen, expected, self.higher_order)
+        call = item.reading(self._lazy)
+        template = derive(call, expected, self.higher_order)
         metadata, region = [p and p.metadata for p in expected], internals.autocast_key()
         if not region_of(item):
-            self.kept.extend(further_reads(template, seen, expected))
+            self.extra_reads.extend(further_reads(template, call, expected))
         # locals: `self` would keep the pulled lines alive
         higher_order, names = self.higher_order, self.names
 
@@ -256,8 +256,8 @@ class Forward:
             alike = [
                 p and p.metadata for p in grads
             ] == metadata and internals.autocast_key() == region
-            found = template if alike else derive(seen, grads, higher_order)
-            return instantiate(found, seen, grads, names)
+            formula = template if alike else derive(call, grads, higher_order)
+            return instantiate(formula, call, grads, names)
 
         link = Link(origin, RuleOrigin("derived", item.symbol.name.removesuffix(".default")))
         self.body.append(linked(item, link))
@@ -316,11 +316,11 @@ class Forward:
         return self._cut(current) if cut else current
 
     def _cut(self, item: BoundSymbol) -> BoundSymbol:
-        """Return the bound symbol with no result that requires grad."""
-        made = [
+        """Return the bound symbol with no result requiring grad."""
+        results = [
             proxy for part in with_parts([item]) for proxy in part.outputs if proxy.requires_grad
         ]
-        self.named.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in made)
+        self.named.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in results)
         return renamed(item, self.named)
 
     def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: Reasons = ()) -> None:
@@ -328,7 +328,7 @@ class Forward:
 
 
 def _adopt_constant(names: Names, recorder: Recorder, tensor: torch.Tensor) -> torch.Tensor:
-    """Enter a tensor that a rule closes over."""
+    """Enter a tensor from a rule's closure."""
     constants = recorder.tape.constants
     name = names.claim(f"c{len(constants)}")
     with internals.real_dispatch():
@@ -338,15 +338,15 @@ def _adopt_constant(names: Names, recorder: Recorder, tensor: torch.Tensor) -> t
 
 def _resolved(item: BoundSymbol) -> dict[str, TensorProxy]:
     """Map copies of lazily conjugated or negated values, as inserted between parts, to the original values."""
-    own = {proxy.name for proxy in item.outputs}
-    found = {}
+    names = {proxy.name for proxy in item.outputs}
+    originals = {}
     for part in item.subsymbols:
-        if part.symbol.fn is torch.ops.aten.clone.default and part.outputs[0].name not in own:
-            (given,), (made,) = part.inputs, part.outputs
-            lazy = (given.is_conj, given.is_neg) != (made.is_conj, made.is_neg)
+        if part.symbol.fn is torch.ops.aten.clone.default and part.outputs[0].name not in names:
+            (original,), (copy,) = part.inputs, part.outputs
+            lazy = (original.is_conj, original.is_neg) != (copy.is_conj, copy.is_neg)
             if lazy and not part.kwargs:
-                found[made.name] = given
-    return found
+                originals[copy.name] = original
+    return originals
 
 
 def _requires_grad(values: tuple[TensorProxy, ...]) -> bool:

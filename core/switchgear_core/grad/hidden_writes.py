@@ -32,10 +32,10 @@ def refuse_hidden_writes(joint: Joint, forward: Trace, hidden: frozenset[str]) -
             )
 
 
-def refuse_saved(forward: Trace, saved: Iterable[TensorProxy], written: Set[str]) -> None:
-    """Refuse to save values `written` to an argument: later writes of the user would go unnoticed."""
-    homes = storages(forward.bound_symbols) if written else {}
-    places = {homes.get(name, name) for name in written}
+def refuse_saved(forward: Trace, saved: Iterable[TensorProxy], written_names: Set[str]) -> None:
+    """Refuse to save values `written_names` written to an argument: later writes of the user would go unnoticed."""
+    homes = storages(forward.bound_symbols) if written_names else {}
+    places = {homes.get(name, name) for name in written_names}
     if not places.isdisjoint(homes.get(proxy.name, proxy.name) for proxy in saved):
         raise Unsupported(
             "the backward reads a value that the function writes to an argument of which it uses .data: eager's "
@@ -45,7 +45,7 @@ def refuse_saved(forward: Trace, saved: Iterable[TensorProxy], written: Set[str]
 
 
 def _read(joint: Joint) -> Iterator[tuple[TensorProxy, BoundSymbol | None]]:
-    """Yield the values of the forward that backwards read, each with the forward line whose gradient needs it."""
+    """Yield the values of the forward read by backwards, each with the forward line whose gradient needs it."""
     for line in joint.trace.bound_symbols:
         rules = [link.rule for link in line.links]
         if BACKWARD in line.tags or any(EAGERS.isdisjoint((r.owner, r.form)) for r in rules):

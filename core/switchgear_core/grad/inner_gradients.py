@@ -1,4 +1,4 @@
-"""Inner gradients: `torch.autograd.grad` in a trace becomes the lines that compute the gradients.
+"""Inner gradients: `torch.autograd.grad` in a trace becomes the lines computing the gradients.
 
 They follow the same order of rules as any backward. For enclosing gradients the lines are forward: nothing flows back
 through them, as in eager mode without `create_graph`. Where an enclosing gradient may differentiate the same call
@@ -64,13 +64,13 @@ def inner_gradients(trace: Trace, selection: Selection) -> tuple[Trace, tuple[Ch
             region.add(index, item)
     body = [item if INNER_GRADIENT in item.tags else unlinked(item) for item in region.body]
     tensors = {**trace.tensors, **region.constants}
-    made = replace(
+    result = replace(
         trace,
         outputs=map_proxies(region.now, trace.outputs),
         bound_symbols=tuple(body),
         tensors=tensors,
     )
-    return _without_new_leaves(made), tuple(region.choices)
+    return _without_new_leaves(result), tuple(region.choices)
 
 
 class _Region(Forward):
@@ -85,7 +85,7 @@ class _Region(Forward):
             index: self._path(index, call) for index, call in calls if call.symbol == AUTOGRAD_GRAD
         }
         self._differentiated = frozenset[int]().union(*self._paths.values())
-        self._outer = self._kept_for_outer()
+        self._outer = self._outer_positions()
         self._owners: list[int] = []
         self._current_index = 0
 
@@ -125,18 +125,18 @@ class _Region(Forward):
                 needed.update(p.name for p in items[position].inputs)
         return frozenset(path)
 
-    def _kept_for_outer(self) -> frozenset[int]:
+    def _outer_positions(self) -> frozenset[int]:
         """Return the positions of the lines that an enclosing gradient may have to differentiate."""
         needed = {proxy.name for proxy in proxies(self._trace.outputs) if proxy.requires_grad}
-        kept = []
+        positions = []
         for position, item in reversed([*enumerate(self._trace.bound_symbols)]):
             if needed.isdisjoint(p.name for p in item.outputs) or item.symbol == AUTOGRAD_GRAD:
                 continue
-            kept.append(position)
+            positions.append(position)
             needed.update(
                 p.name for p in (item.inputs[:1] if item.symbol == SET_VALUE else item.inputs)
             )
-        return frozenset(kept)
+        return frozenset(positions)
 
     def _decide(self, item: BoundSymbol, origin: BoundSymbol) -> tuple[BoundSymbol, ...]:
         twice = self._current_index in self._outer and item.is_random and not self._constant(item)
@@ -161,14 +161,14 @@ class _Region(Forward):
         # the enclosing gradient differentiates the call itself; the rule's forward is added for its residuals
         self.body.append(item)
         output = map_proxies(lambda proxy: replace(proxy, name=self.names.fresh()), item.output)
-        again = replace(item, output=output, subsymbols=())
-        applied = apply_rule(rule, again, self.doors, higher_order=False)
+        twin = replace(item, output=output, subsymbols=())
+        applied = apply_rule(rule, twin, self.doors, higher_order=False)
         self.body.extend(applied.forward)
         link = Link(origin, RuleOrigin(rule.owner, rule.form))
         self.linears.append(Linear(item.inputs, item.outputs, applied.pull, link))
 
     def _replace(self, path: frozenset[int], call: BoundSymbol) -> None:
-        outputs, inputs, given = call.args
+        outputs, inputs, grad_outputs = call.args
         link = Link(call, RuleOrigin("torch", "autograd.grad"))
         linears = [
             linear
@@ -176,23 +176,23 @@ class _Region(Forward):
             if owner in path
         ]
         cotangents = tuple(
-            [self._cotangent(*pair, link) for pair in zip(outputs, given, strict=True)]
+            [self._cotangent(*pair, link) for pair in zip(outputs, grad_outputs, strict=True)]
         )
-        wanted = [self.now(self._root(proxy)) for proxy in inputs]
+        roots = [self.now(self._root(proxy)) for proxy in inputs]
         lines, grads = sweep(
-            linears, outputs, cotangents, self.doors, frozenset(p.name for p in wanted)
+            linears, outputs, cotangents, self.doors, frozenset(p.name for p in roots)
         )
         defined = {proxy.name: proxy for item in with_parts(self.body) for proxy in item.outputs}
         pairs = [
-            (made, source, grads.get(source.name))
-            for made, source in zip(call.output, wanted, strict=True)
-            if made is not None
+            (result, source, grads.get(source.name))
+            for result, source in zip(call.output, roots, strict=True)
+            if result is not None
         ]
         produced = {proxy.name for item in lines for proxy in item.outputs}
         final: dict[str, TensorProxy] = {}
-        for made, _, grad in pairs:
-            if grad is not None and grad.name in produced and _same_layout(made, grad):
-                final.setdefault(grad.name, made)
+        for result, _, grad in pairs:
+            if grad is not None and grad.name in produced and _same_layout(result, grad):
+                final.setdefault(grad.name, result)
         env: dict[str, TensorProxy] = {}
 
         def define(proxy: TensorProxy) -> TensorProxy:
@@ -204,66 +204,66 @@ class _Region(Forward):
             return env[proxy.name]
 
         self.body.extend(_inner(renamed(item, env, define)) for item in lines)
-        for made, source, grad in pairs:
+        for result, source, grad in pairs:
             if grad is None:
-                self._zeros(made, source, path, outputs, link)
-            elif final.get(grad.name) is not made:
-                self._hand_out(made, env.get(grad.name, grad), link)
+                self._zeros(result, source, path, outputs, link)
+            elif final.get(grad.name) is not result:
+                self._hand_out(result, env.get(grad.name, grad), link)
 
-    def _cotangent(self, output: TensorProxy, given: TensorProxy | None, link: Link) -> TensorProxy:
-        if given is not None and given.dtype == output.dtype:
-            return given
-        made = replace(output, name=self.names.fresh(), requires_grad=False, storage_offset=0)
-        if given is None:
-            self._line(_ONES, (output,), {}, made, link)
+    def _cotangent(self, output: TensorProxy, grad: TensorProxy | None, link: Link) -> TensorProxy:
+        if grad is not None and grad.dtype == output.dtype:
+            return grad
+        result = replace(output, name=self.names.fresh(), requires_grad=False, storage_offset=0)
+        if grad is None:
+            self._line(_ONES, (output,), {}, result, link)
         else:
-            made = replace(
-                given, name=made.name, dtype=output.dtype, requires_grad=False, storage_offset=0
+            result = replace(
+                grad, name=result.name, dtype=output.dtype, requires_grad=False, storage_offset=0
             )
-            self._line(_TO, (given,), {"dtype": output.dtype}, made, link)
-        return made
+            self._line(_TO, (grad,), {"dtype": output.dtype}, result, link)
+        return result
 
     def _zeros(
         self,
-        made: TensorProxy,
+        result: TensorProxy,
         source: TensorProxy,
         path: frozenset[int],
         outputs: Iterable[TensorProxy],
         link: Link,
     ) -> None:
-        """Append zeros for a gradient that a rule omits, although PyTorch has it."""
+        """Append zeros for a gradient omitted by a rule, although PyTorch has the gradient."""
         if not path and all(source.name != proxy.name for proxy in outputs):
             raise SwitchgearError(
                 f"the gradient of {source.name} was lost, at {link.forward.source}; please report this"
             )
-        self._line(_ZEROS, (source,), {}, made, link)
+        self._line(_ZEROS, (source,), {}, result, link)
 
-    def _hand_out(self, made: TensorProxy, grad: TensorProxy, link: Link) -> None:
-        """Append a copy of a gradient that has no line of its own, or has another layout than PyTorch's."""
-        if not _same_layout(made, grad) and is_dense(made):
-            empty = replace(made, name=self.names.fresh())
+    def _hand_out(self, result: TensorProxy, grad: TensorProxy, link: Link) -> None:
+        """Append a copy of a gradient without a line of its own, or with another layout than PyTorch's."""
+        if not _same_layout(result, grad) and is_dense(result):
+            empty = replace(result, name=self.names.fresh())
             self._line(
                 _EMPTY,
-                (made.shape, made.stride),
-                {"dtype": made.dtype, "device": made.device},
+                (result.shape, result.stride),
+                {"dtype": result.dtype, "device": result.device},
                 empty,
                 link,
             )
-            self._line(_COPY, (empty, grad), {}, made, link)
+            self._line(_COPY, (empty, grad), {}, result, link)
             return
-        if not _same_layout(made, grad):
-            self.named[made.name] = made = replace(grad, name=made.name, requires_grad=False)
-        self._line(_DETACH, (grad,), {}, made, link)
+        if not _same_layout(result, grad):
+            self.named[result.name] = result = replace(grad, name=result.name, requires_grad=False)
+        self._line(_DETACH, (grad,), {}, result, link)
 
     def _line(
         self,
         symbol: Symbol,
         args: tuple[object, ...],
         kwargs: dict[str, object],
-        made: TensorProxy,
+        result: TensorProxy,
         link: Link,
     ) -> None:
-        self.body.append(_inner(linked(BoundSymbol(symbol, args, kwargs, made), link)))
+        self.body.append(_inner(linked(BoundSymbol(symbol, args, kwargs, result), link)))
 
 
 def _inner(item: BoundSymbol) -> BoundSymbol:
@@ -276,12 +276,12 @@ def _inner(item: BoundSymbol) -> BoundSymbol:
     )
 
 
-def _same_layout(left: TensorProxy, right: TensorProxy) -> bool:
-    return (left.stride, left.dtype, left.is_conj, left.is_neg) == (
-        right.stride,
-        right.dtype,
-        right.is_conj,
-        right.is_neg,
+def _same_layout(first: TensorProxy, second: TensorProxy) -> bool:
+    return (first.stride, first.dtype, first.is_conj, first.is_neg) == (
+        second.stride,
+        second.dtype,
+        second.is_conj,
+        second.is_neg,
     )
 
 
@@ -296,8 +296,8 @@ def _without_new_leaves(trace: Trace) -> Trace:
             )
         item = renamed(item, env)
         if not any(p.requires_grad for p in item.inputs):
-            made = [p for part in with_parts([item]) for p in part.outputs if p.requires_grad]
-            env.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in made)
+            results = [p for part in with_parts([item]) for p in part.outputs if p.requires_grad]
+            env.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in results)
             item = renamed(item, env)
         body.append(item)
     for proxy in proxies(trace.outputs):

@@ -1,6 +1,6 @@
 """Partition: the joint trace becomes a forward and a backward trace, connected by saved tensors.
 
-Lines that the outputs need, and all random draws, are forward; the rest is backward. An input that the epilogue
+Lines needed by the outputs, and all random draws, are forward; the rest is backward. An input that the epilogue
 overwrites is saved as a copy, and so is an input in the same storage, because both share a version.
 """
 
@@ -41,7 +41,7 @@ class Partitioned:
     """`forward` returns its outputs and then `saved`, some as copies; `backward` takes `saved` and the grad outputs.
 
     Numbers are no tensors: fixed sizes are constants of the backward, symbolic sizes further inputs. `unpacked` are
-    lines that restore values saved in another form. `overwritten` names the values that are saved as copies.
+    lines restoring values saved in another form. `overwritten` names the values saved as copies.
     """
 
     forward: Trace
@@ -54,7 +54,7 @@ class Partitioned:
 
     @property
     def saved_bytes(self) -> int:
-        """The saved bytes, without inputs, which are alive anyway."""
+        """The saved bytes, without inputs (alive anyway)."""
         alive = {proxy.name for proxy in self.forward.inputs} - self.overwritten
         return sum(proxy.bytes for proxy in self.saved if proxy.name not in alive)
 
@@ -66,7 +66,7 @@ def partition(
     fuses: bool = False,
     eager_bytes: Callable[[], int] | None = None,
 ) -> Partitioned:
-    """Split a joint trace: lines that the outputs need are forward, the rest is backward, and values between are saved.
+    """Split a joint trace: lines needed by the outputs are forward, the rest is backward, and values between are saved.
 
     Args:
         joint: the joint trace.
@@ -74,7 +74,7 @@ def partition(
             storage, are saved as copies.
         savings: chooses the saved values.
         fuses: whether an executor of the call fuses lines.
-        eager_bytes: returns the bytes that eager mode saves; by default those that this trace would save as in eager
+        eager_bytes: returns the bytes saved by eager mode; by default those that this trace would save as in eager
             mode.
     """
     residuals = _residuals(joint)
@@ -86,13 +86,13 @@ def partition(
     saving = savings.choose(
         Problem(joint.trace, joint.count, forward, halves.later, halves.read, *rest)
     )
-    again, left = recomputed(saving.body, halves.read, saving.saved)
-    uses = (proxy.name for item in (*again, *halves.later) for proxy in item.inputs)
-    left = {name: left[name] for name in dict.fromkeys((*uses, *left)) if name in left}
+    replay, values = recomputed(saving.body, halves.read, saving.saved)
+    uses = (proxy.name for item in (*replay, *halves.later) for proxy in item.inputs)
+    values = {name: values[name] for name in dict.fromkeys((*uses, *values)) if name in values}
     copies: dict[str, BoundSymbol] = {}
     unpacked: list[BoundSymbol] = []
     saved: list[TensorProxy] = []
-    for proxy in left.values():
+    for proxy in values.values():
         if proxy.name in saving.packed:
             copies[proxy.name], unpack = saving.packed[proxy.name]
             unpacked.append(unpack)
@@ -101,11 +101,11 @@ def partition(
             twin = replace(proxy, name=halves.names.fresh())
             copies[proxy.name] = BoundSymbol(_CLONE, (proxy,), {}, twin)
         saved.append(proxy)
-    kept = (copies[proxy.name].output if proxy.name in copies else proxy for proxy in left.values())
-    inputs = joint.trace.inputs[: len(joint.trace.inputs) - len(halves.given)]
-    trace = replace(joint.trace, name="forward", inputs=inputs, outputs=(*outputs, *kept))
+    ends = (copies[p.name].output if p.name in copies else p for p in values.values())
+    inputs = joint.trace.inputs[: len(joint.trace.inputs) - len(halves.grad_outputs)]
+    trace = replace(joint.trace, name="forward", inputs=inputs, outputs=(*outputs, *ends))
     trace = replace(trace, bound_symbols=(*map(unlinked, forward), *copies.values()))
-    backward = halves.backward((*unpacked, *again), tuple(saved))
+    backward = halves.backward((*unpacked, *replay), tuple(saved))
     return Partitioned(trace, backward, tuple(saved), tuple(unpacked), copied, saving.reason)
 
 
@@ -117,13 +117,13 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
     Raises:
         NotDifferentiable: a value can be neither read nor recomputed.
     """
-    known = frozenset(
+    saved_names = frozenset(
         proxy.name
         for proxy in (*parts.saved, *(p for item in parts.unpacked for p in item.outputs))
     )
-    halves = _Halves(replace(joint, kept=()), known, known)
-    again, missing = recomputed(halves.forward, halves.read, known)
-    missing = {name: proxy for name, proxy in missing.items() if name not in known}
+    halves = _Halves(replace(joint, kept=()), saved_names, saved_names)
+    replay, missing = recomputed(halves.forward, halves.read, saved_names)
+    missing = {name: proxy for name, proxy in missing.items() if name not in saved_names}
     if missing:
         raise NotDifferentiable(
             f"this backward needs values that the forward did not save ({', '.join(sorted(missing))}): other "
@@ -131,14 +131,14 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
             "it reads; give a gradient for every output, let the rule save it, or use sg.grad"
         )
     # a line recomputed for one of its results computes the others too
-    twice = {proxy.name for item in again for proxy in item.outputs if proxy.name in known}
+    twice = {proxy.name for item in replay for proxy in item.outputs if proxy.name in saved_names}
     saved = [replace(p, name=halves.names.fresh()) if p.name in twice else p for p in parts.saved]
     unpacked = [item for item in parts.unpacked if item.outputs[0].name not in twice]
-    return halves.backward((*unpacked, *again), tuple(saved))
+    return halves.backward((*unpacked, *replay), tuple(saved))
 
 
 def overwritten_values(forward: Iterable[BoundSymbol], inputs: frozenset[str]) -> frozenset[str]:
-    """Return the names of inputs, and of all values that share their storage."""
+    """Return the names of inputs, and of all values in their storage."""
     return inputs.union(name for name, first in storages(forward).items() if first in inputs)
 
 
@@ -146,7 +146,7 @@ def _residuals(joint: Joint) -> dict[str, RuleOrigin]:
     """Return the residuals of grad rules: earlier values that their backwards read, each with the rule's origin."""
     lines = joint.trace.bound_symbols
     before = (item for item in lines if BACKWARD not in item.tags and not region_of(item))
-    made = {proxy.name for item in before for proxy in item.outputs}
+    results = {proxy.name for item in before for proxy in item.outputs}
     later = (item for item in lines if BACKWARD in item.tags)
     return {
         proxy.name: link.rule
@@ -154,42 +154,42 @@ def _residuals(joint: Joint) -> dict[str, RuleOrigin]:
         for link in item.links
         if link.rule.form in _CHOOSING
         for proxy in item.inputs
-        if proxy.name in made
+        if proxy.name in results
     }
 
 
 class _Halves:
-    """A joint trace, split: `read` are the values of `forward`, including inputs, that `later` or the gradients read.
+    """A joint trace, split: `read` are the values of `forward`, including inputs, read by `later` or the gradients.
 
-    The forward also computes the values in `kept`. `known` names its saved tensors, if decided already.
+    The forward also computes the values in `required`. `saved_names` are its saved tensors, if decided already.
     """
 
     def __init__(
-        self, joint: Joint, kept: frozenset[str], known: frozenset[str] | None = None
+        self, joint: Joint, required: frozenset[str], saved_names: frozenset[str] | None = None
     ) -> None:
         trace = self.trace = joint.trace
         self.grads = trace.outputs[joint.count :]
         grads = tuple(proxies(self.grads))
-        self.given = tuple(proxies(joint.grad_outputs))
+        self.grad_outputs = tuple(proxies(joint.grad_outputs))
         body = tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags)
-        also = (proxy for item in body for proxy in item.outputs if proxy.name in kept)
+        also = (proxy for item in body for proxy in item.outputs if proxy.name in required)
         body = live(body, (*proxies(trace.outputs[: joint.count]), *also))
         ran = frozenset(body)
         rest = live(tuple(item for item in trace.bound_symbols if item not in ran), grads)
         self.names = Names(names_of(trace))
-        self.forward, self.later = recompute(body, rest, grads, self.names, known)
-        made = {proxy.name for item in self.forward for proxy in item.outputs}
-        made.update(proxy.name for proxy in trace.inputs)
-        own = {proxy.name for item in self.later for proxy in item.outputs}
-        own.update(trace.tensors, (proxy.name for proxy in self.given))
+        self.forward, self.later = recompute(body, rest, grads, self.names, saved_names)
+        results = {proxy.name for item in self.forward for proxy in item.outputs}
+        results.update(proxy.name for proxy in trace.inputs)
+        later_results = {proxy.name for item in self.later for proxy in item.outputs}
+        later_results.update(trace.tensors, (proxy.name for proxy in self.grad_outputs))
         used = (*(proxy for item in self.later for proxy in item.inputs), *grads)
-        read = (*used, *(proxy for proxy in joint.kept if proxy.name in made))
-        self.read = tuple({p.name: p for p in read if p.name not in own}.values())
+        read = (*used, *(proxy for proxy in joint.kept if proxy.name in results))
+        self.read = tuple({p.name: p for p in read if p.name not in later_results}.values())
 
-    def backward(self, again: Body, saved: tuple[TensorProxy, ...]) -> Trace:
-        """Return the backward that takes `saved`, and recomputes the lines of `again` that it needs."""
-        body = _just_in_time(live((*again, *self.later), proxies(self.grads)))
-        inputs = (*saved, *self.given)
+    def backward(self, replay: Body, saved: tuple[TensorProxy, ...]) -> Trace:
+        """Return the backward that takes `saved`, and recomputes the needed lines of `replay`."""
+        body = _just_in_time(live((*replay, *self.later), proxies(self.grads)))
+        inputs = (*saved, *self.grad_outputs)
         numbers = tuple(NumberProxy(number.name) for number in self.trace.numbers)
         trace = replace(self.trace, name="backward", inputs=inputs, outputs=self.grads)
         return replace(trace, bound_symbols=body, numbers=numbers)
@@ -200,15 +200,15 @@ def recomputed(
 ) -> tuple[Body, dict[str, TensorProxy]]:
     """Return the forward lines that recompute unsaved values of `read`, and the values that lines and reader take."""
     needed = {proxy.name: proxy for proxy in read}
-    again: list[BoundSymbol] = []
+    lines: list[BoundSymbol] = []
     for item in reversed(forward):
         lacks = any(p.name in needed and p.name not in saved for p in item.outputs)
         if lacks and not item.is_random:
             needed.update((proxy.name, proxy) for proxy in item.inputs)
             tags = item.tags if is_view(item) else item.tags | {RECOMPUTED}
-            again.append(replace(item, links=links_again(item), tags=tags))
-    made = {proxy.name for item in again for proxy in item.outputs}
-    return tuple(again[::-1]), {name: one for name, one in needed.items() if name not in made}
+            lines.append(replace(item, links=links_again(item), tags=tags))
+    names = {proxy.name for item in lines for proxy in item.outputs}
+    return tuple(lines[::-1]), {name: value for name, value in needed.items() if name not in names}
 
 
 def _just_in_time(body: Body) -> Body:

@@ -37,18 +37,18 @@ def scatter_product(
 ) -> torch.Tensor:
     """Compute `aten.scatter_reduce` with "prod": one factor per place of `self` and of `index` along `dim`."""
     if not self.dim():
-        whole = scatter_product(
+        vector = scatter_product(
             self[None], 0, index.reshape(-1), src.reshape(-1), reduce, include_self=include_self
         )
-        return whole[0]
+        return vector[0]
     reached = [slice(size) for size in index.shape]
-    taken = src[tuple(reached)].movedim(dim, -1).unsqueeze(-2)
+    factors = src[tuple(reached)].movedim(dim, -1).unsqueeze(-2)
     reached[dim] = slice(None)
     old = self[tuple(reached)].movedim(dim, -1)
     places = torch.arange(self.shape[dim], device=self.device).unsqueeze(-1)
     hit = index.movedim(dim, -1).unsqueeze(-2) == places
-    made = torch.where(hit, taken, 1).prod(-1)
-    made = old * made if include_self else torch.where(hit.any(-1), made, old)
+    product = torch.where(hit, factors, 1).prod(-1)
+    product = old * product if include_self else torch.where(hit.any(-1), product, old)
     result = self.clone()
-    result[tuple(reached)] = made.movedim(-1, dim)
+    result[tuple(reached)] = product.movedim(-1, dim)
     return result

@@ -49,22 +49,22 @@ def recompute(
     backward: Body,
     grads: Iterable[TensorProxy],
     names: Names,
-    known: frozenset[str] | None = None,
+    saved_names: frozenset[str] | None = None,
 ) -> tuple[Body, Body]:
     """Return forward and backward, with regions recomputed in the backward.
 
     Values that other regions or outside code read are saved, and so are values named by a selective policy, and draws
     from a user's `torch.Generator`. All other values are recomputed, each region as a whole and just before its first
-    reader. `known` names the saved tensors of the forward, if decided already.
+    reader. `saved_names` are the saved tensors of the forward, if decided already.
     """
     if not any(map(region_of, (*forward, *backward))):
         return forward, backward
     fixed = {proxy.name for proxy in grads}
     inside = [item for item in backward if BACKWARD not in item.tags and region_of(item)]
-    # lines of a region that only the backward needs, although without gradient: they move with the region
+    # lines of a region needed by the backward alone, although without gradient: they move with the region
     moved = [item for item in inside if fixed.isdisjoint(proxy.name for proxy in item.outputs)]
     savable = {proxy.name for item in forward for proxy in item.outputs}
-    regions = _Regions((*forward, *moved), savable, names, known)
+    regions = _Regions((*forward, *moved), savable, names, saved_names)
     for name in fixed:
         regions.read(name, None)
     away = frozenset(moved)
@@ -74,35 +74,35 @@ def recompute(
 
 @dataclass(slots=True, eq=False)
 class _Regions:
-    """The regions of a trace: `sources` are their lines, and `savable` the names of values that can be saved."""
+    """The regions of a trace: `sources` are their lines, and `savable` the names of savable values."""
 
     sources: Body
     savable: set[str]
     names: Names
-    known: frozenset[str] | None = None
+    saved_names: frozenset[str] | None = None
     maker: dict[str, BoundSymbol] = field(init=False)
-    home: dict[str, str | None] = field(init=False)
-    kept: set[str] = field(init=False)
-    wanted: set[str] = field(default_factory=set)
+    region_names: dict[str, str | None] = field(init=False)
+    saved: set[str] = field(init=False)
+    pending: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.maker = {proxy.name: item for item in self.sources for proxy in item.outputs}
-        self.home = {name: region_of(item) for name, item in self.maker.items()}
-        self.kept = set(self.known or ())
+        self.region_names = {name: region_of(item) for name, item in self.maker.items()}
+        self.saved = set(self.saved_names or ())
 
     def read(self, name: str, reader: str | None) -> None:
         """Record that the region `reader` reads a value."""
-        if name not in self.home:
+        if name not in self.region_names:
             return
-        if reader != self.home[name] and name in self.savable and self.known is None:
+        if reader != self.region_names[name] and name in self.savable and self.saved_names is None:
             self._keep(name)
         else:
-            self.wanted.add(name)
+            self.pending.add(name)
 
     def _keep(self, name: str) -> None:
-        """Save a value, and all values that share its storage."""
-        while name in self.savable and name not in self.kept:
-            self.kept.add(name)
+        """Save a value, and all values in its storage."""
+        while name in self.savable and name not in self.saved:
+            self.saved.add(name)
             item = self.maker[name]
             base = aliased_argument(item) if item.is_leaf else None
             name = base.name if base is not None else ""
@@ -136,14 +136,14 @@ class _Regions:
             region = region_of(item)
             if region is None or CHECK in item.tags:
                 continue
-            wanted = {proxy.name for proxy in item.outputs} & self.wanted
+            names = {proxy.name for proxy in item.outputs} & self.pending
             if SAVED in item.tags or (item.is_random and _has_generator(item)):
-                for name in wanted:
+                for name in names:
                     self._keep(name)
             at = region, item.outputs[0].device
             draws_again = item.is_random and not _has_generator(item)
             # an unneeded draw still moves the stream for needed draws
-            if wanted <= self.kept and not (draws_again and at in draws):
+            if names <= self.saved and not (draws_again and at in draws):
                 continue
             if draws_again:
                 draws[at] = item
@@ -156,7 +156,7 @@ class _Regions:
         link = Link(item.links[0].forward if item.links else item, _ORIGIN)
         copy = replace(rebind(item, env, self.names), tags=item.tags | _TAGS, links=(link,))
         for proxy in item.outputs:
-            if proxy.name in self.kept:
+            if proxy.name in self.saved:
                 del env[proxy.name]
         return copy
 
@@ -205,7 +205,7 @@ def _state_name(region: str, device: torch.device) -> str:
 
 def _has_generator(item: BoundSymbol) -> bool:
     """Check whether a call draws from a user's generator."""
-    given: Iterator[object] = (
+    arguments: Iterator[object] = (
         value for part in with_parts([item]) for value in (*part.args, *part.kwargs.values())
     )
-    return any(isinstance(value, torch.Generator) for value in given)
+    return any(isinstance(value, torch.Generator) for value in arguments)

@@ -1,4 +1,4 @@
-"""Repeated random numbers: symbols that save the state of a generator, and replace it."""
+"""Repeated random numbers: symbols to save and to replace the state of a generator."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _DEFAULT_STREAM = torch.default_generator
 
 
 def default_stream(device: torch.device) -> torch.Generator:
-    """Return the random stream that a device draws from by default."""
+    """Return the default random stream of a device."""
     if device.type == "cpu":
         return _DEFAULT_STREAM
     generators: Any = torch.get_device_module(device).default_generators
-    found: torch.Generator = generators[device.index or 0]
-    return found
+    generator: torch.Generator = generators[device.index or 0]
+    return generator
 
 
 RANDOM_STATE = Symbol("switchgear.random_state", random_state)

@@ -30,7 +30,7 @@ class Linear:
 
 
 def refusing(item: BoundSymbol, link: Link, error: NotDifferentiable) -> Linear:
-    """Return a linearisation of a call without derivative, which raises where a gradient arrives."""
+    """Return a linearisation of a call without derivative: an arriving gradient raises."""
 
     def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
         raise error
@@ -43,9 +43,9 @@ def sweep(
     outputs: Grads,
     cotangents: Grads,
     doors: Doors,
-    wanted: frozenset[str] = frozenset(),
+    intermediates: frozenset[str] = frozenset(),
 ) -> tuple[list[BoundSymbol], dict[str, TensorProxy]]:
-    """Return the backward, and the gradients of the inputs and of the intermediates `wanted`, by name.
+    """Return the backward, and the gradients of the inputs and of the `intermediates`, by name.
 
     The backward is the same as autograd's in the current autocast region, if any.
     """
@@ -66,20 +66,20 @@ def sweep(
     for linear in reversed(linears):
         names = [proxy.name for proxy in linear.outputs]
         incoming = tuple(
-            [grads.get(name) if name in wanted else grads.pop(name, None) for name in names]
+            [grads.get(name) if name in intermediates else grads.pop(name, None) for name in names]
         )
         if not any(incoming):
             continue
         writes = linear.link.forward.symbol.fn in INVERSES
         if writes:
             incoming = (_laid_out(incoming[0], linear, backward, doors),)
-        body, found = linear.pull(incoming)
+        body, input_grads = linear.pull(incoming)
         backward.extend(linked(item, linear.link, BACKWARD) for item in body)
-        for index, (proxy, grad) in enumerate(zip(linear.arguments, found, strict=True)):
+        for index, (proxy, grad) in enumerate(zip(linear.arguments, input_grads, strict=True)):
             if grad is not None and proxy.requires_grad:
-                made = _converted(grad, proxy.dtype, writes and index == 1, doors)
-                if made:
-                    backward.extend(linked(item, linear.link, BACKWARD) for item in made)
+                conversion = _converted(grad, proxy.dtype, writes and index == 1, doors)
+                if conversion:
+                    backward.extend(linked(item, linear.link, BACKWARD) for item in conversion)
                     grad = backward[-1].outputs[0]
                 accumulate(proxy.name, grad, linear.link)
     return backward, grads
@@ -103,14 +103,14 @@ def _converted(
 ) -> tuple[BoundSymbol, ...]:
     """Return lines that convert `grad` as the autograd engine does.
 
-    Under autocast the result has the dtype of its value. The part of a base that was written to is copied contiguously.
+    Under autocast the result has the dtype of its value. The written part of a base is copied contiguously.
     """
     if grad.dtype == dtype and not copies:
         return ()
     with doors.open(), internals.DisableTorchFunction(), torch.no_grad():
         tracker = doors.recorder.tracker
-        found = tracker.wrapper_for(grad).to(dtype)
-        tracker.proxy_of(found.contiguous() if copies else found)
+        tensor = tracker.wrapper_for(grad).to(dtype)
+        tracker.proxy_of(tensor.contiguous() if copies else tensor)
     return doors.recorder.tape.take()
 
 
@@ -125,22 +125,22 @@ def linked(item: BoundSymbol, link: Link, *tags: str) -> BoundSymbol:
 
 
 def _sum(
-    left: TensorProxy, right: TensorProxy, doors: Doors, links: tuple[Link, ...]
+    first: TensorProxy, second: TensorProxy, doors: Doors, links: tuple[Link, ...]
 ) -> list[BoundSymbol]:
     """Return the lines of `left + right`, as the autograd engine accumulates."""
-    same = (left.shape, left.stride, left.dtype, left.device) == (
-        right.shape,
-        right.stride,
-        right.dtype,
-        right.device,
+    same = (first.shape, first.stride, first.dtype, first.device) == (
+        second.shape,
+        second.stride,
+        second.dtype,
+        second.device,
     )
-    if not same or not is_dense(left):
+    if not same or not is_dense(first):
         with doors.open(), internals.DisableTorchFunction(), torch.no_grad():
             tracker = doors.recorder.tracker
-            tracker.proxy_of(tracker.wrapper_for(left) + tracker.wrapper_for(right))
-        made = doors.recorder.tape.take()
+            tracker.proxy_of(tracker.wrapper_for(first) + tracker.wrapper_for(second))
+        lines = doors.recorder.tape.take()
     else:
-        output = left.fresh(doors.recorder.tape.names.fresh())
+        output = first.fresh(doors.recorder.tape.names.fresh())
         source = links[-1].forward.source if links else None
-        made = (BoundSymbol(ADD, (left, right), {}, output, source=source, grad_enabled=False),)
-    return [changed(item, links=links, tags=frozenset({BACKWARD})) for item in made]
+        lines = (BoundSymbol(ADD, (first, second), {}, output, source=source, grad_enabled=False),)
+    return [changed(item, links=links, tags=frozenset({BACKWARD})) for item in lines]

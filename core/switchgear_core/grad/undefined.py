@@ -15,7 +15,7 @@ from switchgear_core.registry.rules import Grads
 
 
 def without_undefined(joint: Joint, grad_outputs: Grads) -> Joint | None:
-    """Return the joint trace for these grad outputs; None where the trace must be differentiated again."""
+    """Return the joint trace for the given grad outputs; None where the trace must be differentiated again."""
     pairs = list(zip(joint.grad_outputs, grad_outputs, strict=True))
     if any(new is not None and new != old for old, new in pairs):
         return None

@@ -23,7 +23,7 @@ class Implementation:
 
     Attributes:
         fn: a function of the symbol's arguments.
-        boxed: whether the function takes its arguments in one list, and empties the list.
+        boxed: whether the function takes its arguments in a list, and empties the list.
         path: for an operator overload, the name of a faster function for the same overload.
         gain: seconds by which a region is faster than its operators; 0 if not measured.
     """

@@ -136,7 +136,7 @@ def bind_outputs(output: Any, result: Any, values: dict[str, object]) -> None:
 def turns_grad_off(fn: Callable[..., object] | None, recorded: Iterable[BoundSymbol]) -> bool:
     """Check whether a C++ function of PyTorch turned grad mode off for a part through which gradients might flow.
 
-    In-place writes there appear in no wrapper, so the parts cannot be differentiated one by one.
+    In-place writes there appear in no wrapper, so the parts cannot be differentiated separately.
     """
     return isinstance(fn, types.BuiltinFunctionType | types.MethodDescriptorType) and any(
         part.is_leaf

@@ -11,7 +11,7 @@ from switchgear_core.ir.trace import Trace
 
 
 def dead_code(trace: Trace) -> Trace:
-    """Remove lines that no output needs. Random draws stay, because the stream must advance as in eager.
+    """Remove lines needed by no output. Random draws stay, because the stream must advance as in eager.
 
     Checks and effects stay too, with the lines that they need.
     """
@@ -21,7 +21,7 @@ def dead_code(trace: Trace) -> Trace:
 def live(
     bound_symbols: tuple[BoundSymbol, ...], outputs: Iterable[TensorProxy]
 ) -> tuple[BoundSymbol, ...]:
-    """Return the bound symbols that the outputs need, and those that always stay."""
+    """Return the bound symbols needed by the outputs, and those that always stay."""
     needed = {proxy.name for proxy in outputs}
     lines: list[BoundSymbol] = []
     for bound_symbol in reversed(bound_symbols):

@@ -1,4 +1,4 @@
-"""Evaluation: bound symbols run one by one on tensors, by their symbols alone."""
+"""Evaluation: bound symbols run separately on tensors, by their symbols alone."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Lines:
                 self._readers[name].append(index)
 
     def maker(self, value: object) -> BoundSymbol | None:
-        """Find the line that computes a value.
+        """Find the line computing a value.
 
         Args:
             value: a value of the trace.
@@ -67,7 +67,7 @@ class Lines:
         return None if index is None or index in self._instead else self.trace.bound_symbols[index]
 
     def readers(self, value: TensorProxy) -> tuple[BoundSymbol, ...]:
-        """Find the lines that read a value.
+        """Find the readers of a value.
 
         Args:
             value: a value of the trace.
@@ -108,7 +108,7 @@ class Lines:
             through: names of operators to follow backwards.
 
         Returns:
-            The lines that compute the value, in order.
+            The lines of the computation, in order.
         """
         calls: list[BoundSymbol] = []
         while (call := self.maker(value)) is not None:

@@ -16,7 +16,7 @@ from switchgear_core.ir.symbol import Symbol
 
 #: Methods with another order of arguments than the function of the same name.
 _NOT_AN_ALIAS = frozenset({"where", "set_", "resize_as_", "polygamma"})
-#: Functions that take one tuple where the method also takes separate integers.
+#: Functions that take a tuple where the method also takes separate integers.
 _PACKED = frozenset({"torch.permute", "torch.reshape", "torch.flip", "torch.tile"})
 
 

@@ -53,7 +53,7 @@ class Scope:
         return self._named(value, hint if is_name(hint) else "constant")
 
     def definition(self, name: str, value: object) -> tuple[str, str]:
-        """Return the definition of a constant in one line: Python for a number, else a comment."""
+        """Return the definition of a constant on a single line: Python for a number, else a comment."""
         if isinstance(value, torch.Tensor) and not value.dim() and value.is_cpu:
             number = self.expression(value.item())
             return f"{name} = torch.tensor({number}, dtype={value.dtype})", ""
@@ -165,7 +165,7 @@ def object_at(path: str) -> Any:
 
 
 def describe(value: object) -> str:
-    """Return a description of a constant, in one line."""
+    """Return a description of a constant, on a single line."""
     try:
         text = (
             f"tensor {list(value.shape)} {value.dtype}"

@@ -118,7 +118,7 @@ class TensorProxy(_Remembers):
         return changed_proxy(self, name=name, requires_grad=False, **defaults)
 
     def fake(self, mode: internals.FakeMode) -> torch.Tensor:
-        """Make a fake tensor with this metadata.
+        """Make a fake tensor with the given metadata.
 
         Args:
             mode: the fake mode of the tensor.

@@ -43,11 +43,11 @@ EXACT = "exact"
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """Operation of a line, identified by its qualified name: of PyTorch, of an operator, or of this package."""
+    """Operation of a line, identified by its qualified name: of PyTorch, of an operator, or of Switchgear."""
 
     name: str
     fn: Callable[..., Any] = field(compare=False, repr=False)
-    #: The derivative of a symbol of this package: a rule of the form "pullback".
+    #: The derivative of a symbol of Switchgear: a rule of the form "pullback".
     pullback: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     #: An `OwnGradient`, for symbols that such a rule cannot express.
     gradient: Any = field(default=None, compare=False, repr=False)
@@ -64,7 +64,7 @@ DEL = Symbol("del", _delete)
 
 
 def _box(*values: object) -> list[object]:
-    """Collect the arguments of a following call in one list."""
+    """Collect the arguments of a following call in a list."""
     return [*values]
 
 
@@ -133,7 +133,7 @@ class BoundSymbol(Shown):
         subsymbols: the decomposition; empty for a leaf.
         implementation: the function that runs the line, once an executor has claimed the line.
         choices: decisions about the composites around the line, then about the line. A region has its parts' choices.
-        wholes: composites around the line, the outermost first, for executors that run a composite as one call.
+        wholes: composites around the line, the outermost first, for executors that run a composite as a single call.
     """
 
     symbol: Symbol
@@ -166,7 +166,7 @@ class BoundSymbol(Shown):
 
     @property
     def fused_by(self) -> str:
-        """The executor that runs the subsymbols as one region; empty if the line is not a region."""
+        """The executor that runs the subsymbols as a region; empty if the line is not a region."""
         if self.implementation is None or not self.subsymbols:
             return ""
         claimed = any(part.implementation is not None for part in self.subsymbols)

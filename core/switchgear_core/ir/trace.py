@@ -136,7 +136,7 @@ class Trace(Shown):
         """Compile the printed program.
 
         Args:
-            boxed: whether the function takes its arguments in one list, and empties the list.
+            boxed: whether the function takes its arguments in a list, and empties the list.
 
         Returns:
             A function of the sizes and inputs.
@@ -161,7 +161,7 @@ SOURCES = "__sources__"
 
 
 def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
-    """Return the printed trace as a function; if `boxed`, it takes its arguments in one list and empties the list."""
+    """Return the printed trace as a function; if `boxed`, it takes its arguments in a list and empties the list."""
     lines, scope = _render(trace, boxed, bound=True)
     sources = [item.source for item in trace.bound_symbols]
     namespace: dict[str, Any] = {
@@ -180,7 +180,7 @@ def compile_trace(trace: Trace, *, boxed: bool = False) -> Callable[..., Any]:
 
 
 def lines_of(trace: Trace) -> list[str]:
-    """Return the text of each bound symbol, and of the return, one line each."""
+    """Return the text of each bound symbol, and of the return, a line each."""
     lines = _render(trace)[0]
     return [with_comment(*line) for line in lines[-len(trace.bound_symbols) - 1 :]]
 

@@ -1,4 +1,4 @@
-"""Writes as operators: symbols of this package for operations that PyTorch's operators lack, and their grad rules."""
+"""Writes as operators: symbols of Switchgear for operations that PyTorch's operators lack, and their grad rules."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def new_leaf(value: torch.Tensor) -> torch.Tensor:
     return value
 
 
-def _written(
+def _scatter(
     view: Callable[..., torch.Tensor],
     base: torch.Tensor,
     source: torch.Tensor,
@@ -80,10 +80,10 @@ def _written(
 
 #: Overloads whose formulas refuse complex numbers, with the equivalent write through a view.
 WRITTEN_VIEWS: dict[object, Callable[..., torch.Tensor]] = {
-    torch.ops.aten.slice_scatter.default: functools.partial(_written, torch.ops.aten.slice.Tensor),
-    torch.ops.aten.select_scatter.default: functools.partial(_written, torch.ops.aten.select.int),
+    torch.ops.aten.slice_scatter.default: functools.partial(_scatter, torch.ops.aten.slice.Tensor),
+    torch.ops.aten.select_scatter.default: functools.partial(_scatter, torch.ops.aten.select.int),
     torch.ops.aten.diagonal_scatter.default: functools.partial(
-        _written, torch.ops.aten.diagonal.default
+        _scatter, torch.ops.aten.diagonal.default
     ),
 }
 

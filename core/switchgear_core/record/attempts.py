@@ -1,4 +1,4 @@
-"""Capture attempts: changes that a function makes while it runs on fakes are undone."""
+"""Capture attempts: changes made by a function during its run on fakes are undone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 #: The CPU generator; a capture replaces `torch.default_generator` by a stand-in.
 _DEFAULT_STREAM = torch.default_generator
-#: Global modes that a function may change temporarily: name, getter and setter.
+#: Global modes, temporarily changeable by a function: name, getter and setter.
 _MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("grad mode", torch.is_grad_enabled, internals.set_grad_enabled),
     ("autocast", internals.autocast_state, internals.set_autocast_state),
@@ -43,7 +43,7 @@ _MODES: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
 
 @contextlib.contextmanager
 def modes_kept() -> Iterator[None]:
-    """Refuse a function that leaves a global mode changed."""
+    """Refuse a function with a lasting change of a global mode."""
     before = [ask() for _, ask, _ in _MODES]
     changed: list[str] = []
     try:
@@ -98,7 +98,7 @@ def _cleared(error: BaseException, before: Collection[Change]) -> BaseException:
 
 
 def undoing(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function so that its changes are undone if it ends by an exception at any instruction.
+    """Decorate a function so that its changes are undone after an exception at any instruction.
 
     Undone twice: an interrupt may arrive during the undoing.
     """
@@ -118,7 +118,7 @@ def undoing(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def leaves_nothing(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that compiles: as `undoing`, and restore modes, random streams and warnings on failure."""
+    """Decorate a compiling function: as `undoing`, and restore modes, random streams and warnings on failure."""
 
     @undoing
     @functools.wraps(function)

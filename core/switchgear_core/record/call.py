@@ -14,23 +14,23 @@ from switchgear_core.torch_private import OpOverload
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Call of a torch-level function while it is recorded.
+    """Call of a torch-level function during its recording.
 
     Attributes:
         fn: the function.
         args: its arguments by position, with wrappers for tensors.
         kwargs: its arguments by name.
-        symbol: the symbol of the resulting composite, None for a call that is not recorded.
+        symbol: the symbol of the resulting composite, None for an unrecorded call.
         operands: arguments by position and by name, with proxies for tensors.
         lines: bound symbols recorded inside the call.
         before: bound symbols recorded inside that stay in front of the composite.
         output: result, with proxies for tensors.
         grad_enabled: whether the call is made in grad mode.
-        wrote: whether the call wrote to one of its arguments.
-        is_unit: whether its lines become one composite.
+        wrote: whether the call wrote to an argument.
+        is_unit: whether its lines become a single composite.
         writes: whether the function writes to its first argument, or to `out`.
         out: the tensor passed as `out=`.
-        generator: the generator of an operator that draws; the call itself runs without it.
+        generator: the generator of a drawing operator; the call itself runs without a generator.
     """
 
     fn: Callable[..., Any] | None

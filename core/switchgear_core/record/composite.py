@@ -53,7 +53,7 @@ def note_target(recorder: Recorder, call: Call) -> None:
 
 
 def _target(call: Call) -> object:
-    """Return the object that a call writes to, if it writes."""
+    """Return the written object of a call, if any."""
     out = call.kwargs.get("out")
     return next(iter(call.args), None) if out is None else out
 
@@ -85,7 +85,7 @@ def part_from_former_uses(recorder: Recorder, call: Call) -> None:
 
 @contextlib.contextmanager
 def spliced(recorder: Recorder, call: Call) -> Iterator[None]:
-    """Return a context that records the parts of a call without a composite."""
+    """Return a context recording the parts of a call without a composite."""
     note_target(recorder, call)
     try:
         with recorder.tape.framed(call):
@@ -95,7 +95,7 @@ def spliced(recorder: Recorder, call: Call) -> Iterator[None]:
 
 
 def close(recorder: Recorder, call: Call, *tags: str) -> None:
-    """Record a call as one composite with these tags, or as its parts if it cannot be kept whole."""
+    """Record a call as a single composite with the given tags, or as its parts if it cannot be kept whole."""
     lines = _lines(recorder, call)
     is_whole = len(lines) == 1 and lines[0].symbol == call.symbol
     if tags and is_whole:
@@ -104,7 +104,7 @@ def close(recorder: Recorder, call: Call, *tags: str) -> None:
 
 
 def output_of(recorder: Recorder, result: object) -> object:
-    """Return the nested output of a composite, or NotImplemented if it holds more than tensors and None."""
+    """Return the nested output of a composite, or NotImplemented for more than tensors and None."""
     if isinstance(result, torch.Tensor) and internals.is_wrapper(result):
         return recorder.values.proxy_of(recorder.tracker.fake_of(result))
     if isinstance(result, (tuple, list)):

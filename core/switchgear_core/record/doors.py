@@ -52,7 +52,7 @@ _DATA_MISSING = (
     "unallocated storage",
     "Expected scalars to be on CPU, got meta",
 )
-#: Messages of eager that depend on requires_grad of the root of the views, or on a gradient.
+#: Messages of eager depending on requires_grad of the root of the views, or on a gradient.
 _NO_INVERSE = ("as_strided() is non-compositional", "must have a last dimension with stride 1")
 #: Message of eager about a storage offset, which a write may have changed here.
 _ODD_PLACE = "must have a storage_offset divisible by"
@@ -71,7 +71,7 @@ class Doors:
 
     @contextlib.contextmanager
     def open(self, source: Source | None = None) -> Iterator[None]:
-        """Return a context that records calls; `source` is the source of every line."""
+        """Return a context recording calls; `source` is the source of every line."""
         outer, tape = active_recorder(), self.recorder.tape
         with contextlib.ExitStack() as stack:
             if outer is not None:
@@ -216,7 +216,7 @@ def _note_writes(
 
 
 def _refuse_error(recorder: Recorder, call: Call, error: Exception) -> None:
-    """Turn an error that only the stand-in tensors cause into `Unsupported`."""
+    """Turn an error caused only by the stand-in tensors into `Unsupported`."""
     name, message, here = getattr(call.fn, "__name__", str(call.fn)), str(error), recorder.here
     if isinstance(error, IndexError):
         if not call.writes or not recorder.tracker.writes.reshapes:
@@ -240,7 +240,7 @@ def _refuse_error(recorder: Recorder, call: Call, error: Exception) -> None:
             f"{name} needs the data of a tensor, in {here()}, which it takes without an operator; call it outside"
         ) from error
     if active_sizes() is not None:
-        # or the user's own error, which capturing with fixed sizes raises
+        # or the user's own error, raised again by a capture with fixed sizes
         raise Unsupported(f"{name} of symbolic sizes fails, in {here()}: {message}") from error
 
 
@@ -317,7 +317,7 @@ class _Operators(internals.DispatchMode):
             raise RuntimeError(str(error)) from error  # as in eager
 
     def _of_data(self, call: Operation, error: Exception) -> object:
-        """Answer a call that returns tensor data, or a result whose shape depends on data."""
+        """Answer a call with tensor data as its result, or with a data-dependent shape."""
         recorder = self.recorder
         if call.func is recorder.values.known_call[0]:
             results = recorder.values.known_results()
@@ -330,13 +330,13 @@ class _Operators(internals.DispatchMode):
         if answer is not PASS:
             return answer
         if recorder.tracker.follow_autograd:
-            # libraries use another path when PyTorch compiles, which differs from eager
+            # libraries use another path when PyTorch compiles, unlike in eager
             raise Unsupported(f"{need}, which no feature answers", splits=False) from error
         raise DataDependent(f"{need}: {NO_DATA_IN_RULES}") from error
 
 
 def _refuse(recorder: Recorder, func: internals.OpOverload, args: tuple[Any, ...]) -> None:
-    """Refuse operators that a trace cannot hold."""
+    """Refuse operators impossible in a trace."""
     frame, here = recorder.tape.frame, recorder.here
     is_direct = frame.fn is func  # evaluating a backward calls overloads
     inside = func in internals.KEEP_PLACE and args[0].storage_offset() and not is_direct
@@ -373,7 +373,7 @@ def _effects(func: internals.OpOverload) -> tuple[bool, bool]:
 
 
 def _lift(recorder: Recorder, call: Operation) -> torch.Tensor:
-    """Return a constant of the trace, or a fake that stands for an existing value."""
+    """Return a constant of the trace, or a fake for an existing value."""
     (tensor,) = call.args
     result: torch.Tensor = call.func(tensor)
     values, constants = recorder.values, recorder.tape.constants
@@ -383,7 +383,7 @@ def _lift(recorder: Recorder, call: Operation) -> torch.Tensor:
     name = recorder.tape.names.claim(f"c{len(constants)}")
     with recorder.paused(), internals.real_dispatch():
         constants[name] = tensor.detach().clone()
-    # each call gets its own tensor, which may be returned and written to
+    # each call gets its own tensor, to be returned or written to
     arguments = (metadata_proxy(name, constants[name], False),)
     clone = Symbol(str(_aten.clone.default), _aten.clone.default)
     recorder.record(clone, arguments, values.define(result, False))

@@ -1,4 +1,4 @@
-"""The symbol of a call of `torch.autograd.grad` inside a jitted function; a pass replaces it by its gradients."""
+"""The symbol of a call of `torch.autograd.grad` inside a jitted function; a pass replaces the call by its gradients."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def _unreplaced(*args: object) -> NoReturn:
     )
 
 
-#: `(outputs, inputs, grad_outputs or None each) -> gradients`; no gradient flows back through it.
+#: `(outputs, inputs, grad_outputs or None each) -> gradients`; no gradient flows back.
 AUTOGRAD_GRAD = Symbol("torch.autograd.grad", _unreplaced)

@@ -33,13 +33,13 @@ class Guard:
 
     Attributes:
         condition: Python over the flattened arguments `a0`, `a1`, …, the tuple `inputs` of input tensors, and `scope`.
-        why: description of the difference in a call that fails the condition, or a function of the flattened arguments.
+        why: description of the difference in a failing call, or a function of the flattened arguments.
     """
 
     condition: str
     why: str | Callable[[Sequence[Any]], str]
     scope: Mapping[str, Any] = field(default_factory=dict)
-    #: Function that restores the former state after compiling the entry, which runs a user Function's backward.
+    #: Function to restore the former state after compiling the entry, which runs a user Function's backward.
     settle: Callable[[], None] | None = None
     #: The checked conditions as text, one per line; by default `why`.
     listed: Callable[[], Sequence[str]] | None = None
@@ -49,12 +49,12 @@ class Guard:
     modules: Sequence[Known] = ()
 
     def reason(self, leaves: Sequence[Any] = ()) -> str:
-        """Return a description of the difference in a call with these flattened arguments."""
+        """Return a description of the difference in a call with the flattened arguments."""
         return self.why if isinstance(self.why, str) else self.why(leaves)
 
 
 class Known(weakref.ref[nn.Module]):
-    """A weak reference to a module, compared by identity; after the module's collection it equals nothing else."""
+    """A weak reference to a module, compared by identity; after the module's collection equal to nothing else."""
 
     __slots__ = ()
 
@@ -68,7 +68,7 @@ class Known(weakref.ref[nn.Module]):
 
 
 def still_there(modules: Iterable[Known]) -> list[nn.Module]:
-    """Return the modules that are still alive."""
+    """Return the live modules."""
     return [module for reference in modules if (module := reference()) is not None]
 
 

@@ -1,7 +1,7 @@
 """The seam of capture: handlers answer calls while a function is captured.
 
 A feature is a set of handlers. The two doors of capture ask the handlers in the order of the list, and name none of
-them. The features of this package are in `features`; a plugin adds features by the hook `switchgear_features`.
+them. The features of Switchgear are in `features`; a plugin adds features by the hook `switchgear_features`.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class _Pass:
         return "PASS"
 
 
-#: Answer of a handler to a call that it leaves to others.
+#: Answer of a handler to a call left to others.
 PASS: Any = _Pass()
 
 
 class Handler:
     """Part of a feature. Each method is optional: only overridden methods are called.
 
-    Handlers have no state of their own: `recorder.state(handler)` is the state that `begin` returned for one capture.
+    Handlers have no state of their own: `recorder.state(handler)` is the state that `begin` returned for a capture.
     """
 
     #: The functions whose calls `take` and `answer` handle; if empty, all functions.
@@ -55,13 +55,13 @@ class Handler:
         return contextlib.nullcontext()
 
     def begin(self, recorder: Recorder) -> object:
-        """Begin one capture.
+        """Begin a capture.
 
         Args:
             recorder: the recorder of the capture.
 
         Returns:
-            The state of this handler, for `recorder.state`.
+            The state of the handler, for `recorder.state`.
         """
         return None
 
@@ -88,12 +88,12 @@ class Handler:
             tensor: the tensor, as the function uses it.
 
         Returns:
-            The path by which later calls find the tensor, or None.
+            The path to the tensor for later calls, or None.
         """
         return None
 
     def finish(self, recorder: Recorder, result: object) -> Any:
-        """End one capture; may add to `recorder.guards` and `recorder.after`.
+        """End a capture; may add to `recorder.guards` and `recorder.after`.
 
         Args:
             recorder: the recorder of the capture.
@@ -135,7 +135,7 @@ class Handler:
         return PASS
 
     def opened(self, recorder: Recorder, call: Call) -> None:
-        """Note that the parts of a call are recorded next.
+        """Note the start of recording the parts of a call.
 
         Args:
             recorder: the recorder of the capture.
@@ -198,7 +198,7 @@ class Feature:
 
 
 def getter(attribute: str) -> Callable[..., object]:
-    """Return the function that a function mode sees where an attribute of a tensor is read."""
+    """Return the function seen by a function mode where an attribute of a tensor is read."""
     return getattr(torch.Tensor, attribute).__get__  # type: ignore[no-any-return]
 
 
@@ -226,7 +226,7 @@ class Handlers:
         }
         #: Bound methods by name and by called function; None stands for all functions that no handler names.
         self._at_doors: dict[str, dict[Any, list[Callable[..., object]]]] = {
-            name: {function: self._asked(name, function) for function in (*owners, None)}
+            name: {function: self._methods_for(name, function) for function in (*owners, None)}
             for name in _BY_FUNCTION
         }
         for name in (*_TOLD, "operator", "by_data"):
@@ -234,11 +234,11 @@ class Handlers:
 
     @functools.cached_property
     def packages(self) -> tuple[str, ...]:
-        """Prefixes, with a trailing dot, of the modules that define the handlers."""
+        """Prefixes, with a trailing dot, of the modules of the handlers."""
         modules = {type(handler).__module__ for handler in self._owner}
         return tuple({f"{name.rpartition('.')[0] or name}." for name in modules})
 
-    def _asked(self, method: str, function: object) -> list[Callable[..., object]]:
+    def _methods_for(self, method: str, function: object) -> list[Callable[..., object]]:
         return [
             getattr(handler, method)
             for handler in self._overriding(method)
@@ -295,7 +295,7 @@ class Handlers:
         return PASS
 
     def _attribute(self, error: Exception, handler: Handler) -> None:
-        """Add a note that names the feature, if the handler's own code raised the error."""
+        """Add a note with the feature's name, if the handler's own code raised the error."""
         is_its = raising_module(error) == type(handler).__module__
         if not is_its or isinstance(error, SwitchgearError):
             return
@@ -308,7 +308,7 @@ class Handlers:
 
 
 def enabled(features: Sequence[Feature], others: Iterable[Feature] = ()) -> tuple[Feature, ...]:
-    """Return the features that the environment does not leave out.
+    """Return the features not left out by the environment.
 
     Args:
         features: the features of a call.

@@ -1,4 +1,4 @@
-"""The inputs of a program under capture: tensors from outside, and the wrappers that stand for them."""
+"""The inputs of a program under capture: tensors from outside, and their wrappers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from switchgear_core.record.history import history_of, version_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedInput:
-    """A tensor from outside, the wrapper that stands for it, and its initial proxy and history.
+    """A tensor from outside, its wrapper, and its initial proxy and history.
 
     `is_view`: the wrapper is a view of another input's wrapper, and the proxy is unused. `storage` is the storage key.
     """
@@ -36,7 +36,7 @@ class Inputs:
     def __init__(self) -> None:
         self._inputs: list[RecordedInput] = []
         self._by_id: dict[int, RecordedInput] = {}
-        #: Ids of outside tensors that the function reached other than by their wrapper.
+        #: Ids of outside tensors reached other than by their wrapper.
         self.reached_otherwise: set[int] = set()
         #: Calls that changed sizes or strides of an input in place, or its version alone.
         self.metadata_calls: list[BoundSymbol] = []

@@ -34,7 +34,7 @@ _DIFFERENTIABLE: dict[object, tuple[bool, ...]] = {}
 
 
 def record_leaf(recorder: Recorder, call: Operation, result: Any) -> None:
-    """Record the call of an overload that returned `result`."""
+    """Record the call of an overload with its `result`."""
     values, tape, func = recorder.values, recorder.tape, call.func
     args, kwargs = _generators_known(recorder, call)
     if active_sizes() is not None:
@@ -106,7 +106,7 @@ def leaf_symbol(recorder: Recorder, func: internals.OpOverload) -> Symbol:
 
 
 def calls(recorder: Recorder, name: str) -> bool:
-    """Check whether the PyTorch function called by the user has this name."""
+    """Check whether the PyTorch function called by the user has the given name."""
     fn = recorder.tape.frame.fn
     symbol = symbol_of(fn) if fn is not None else None
     return symbol is not None and name in symbol.name.split(".")

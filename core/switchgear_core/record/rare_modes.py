@@ -6,7 +6,7 @@ import threading
 
 
 class RareModes(threading.local):
-    """The flag of one thread."""
+    """The flag of a thread."""
 
     def __init__(self) -> None:
         self.matter = False

@@ -1,4 +1,4 @@
-"""The recorder: state of one capture, as features and grad rules see it.
+"""The recorder: state of a capture, as features and grad rules see it.
 
 Every tensor that the function uses becomes an input: arguments by position, parameters and buffers by module and name,
 other tensors by reference. Calls come in through the `doors`.
@@ -35,7 +35,7 @@ class Matters:
 
     #: Leaves of autograd: gradients requested inside might flow through an input's history.
     leaves: bool = False
-    #: Bases that require grad.
+    #: Bases requiring grad.
     bases: bool = False
     #: Storage offsets.
     offsets: bool = False
@@ -56,12 +56,12 @@ _THREAD = _Thread()
 
 
 def active_recorder() -> Recorder | None:
-    """Return the recorder at work on this thread, if any."""
+    """Return the recorder at work on the current thread, if any."""
     return _THREAD.recorder
 
 
 def active(recorder: Recorder | None) -> contextlib.AbstractContextManager[None]:
-    """Return a context with this recorder, or none, active on this thread."""
+    """Return a context with the recorder, or none, active on the current thread."""
     return replaced(_THREAD, "recorder", recorder)
 
 
@@ -78,7 +78,7 @@ def _fake_mode(enclosing: Recorder | None) -> internals.FakeMode:
 
 
 class Recorder:
-    """Recorder of a function that runs on wrappers instead of tensors.
+    """Recorder of a function running on wrappers instead of tensors.
 
     Args:
         names: names of the values of the trace.
@@ -106,7 +106,7 @@ class Recorder:
         self.tracker = Tracker(self.tape, self.values, self.inputs, follow_autograd)
         self.reads_inputs = reads_inputs
         self.matters = Matters()
-        #: State of each handler for this capture.
+        #: State of each handler for the capture.
         self.states: dict[Any, Any] = {}
         #: Conditions for later calls, and functions that later calls apply to their result and inputs.
         self.guards: list[Guard] = []
@@ -144,7 +144,7 @@ class Recorder:
         return self.tape.paused()
 
     def record(self, symbol: Symbol, args: tuple[object, ...], output: object, *tags: str) -> None:
-        """Record a call that no mode saw, of values of the trace.
+        """Record a call unseen by the modes, of values of the trace.
 
         Args:
             symbol: its operation.
@@ -157,7 +157,7 @@ class Recorder:
     def recorded(
         self, symbol: Symbol, args: tuple[object, ...], output: TensorProxy, *tags: str
     ) -> torch.Tensor:
-        """Record a call of a symbol of this package.
+        """Record a call of a symbol of Switchgear.
 
         Args:
             symbol: its operation.
@@ -176,7 +176,7 @@ class Recorder:
         return self.tracker.wrapper_for(output)
 
     def keep_strides(self, wrapper: torch.Tensor, stride: tuple[int, ...]) -> None:
-        """Note the strides of a tensor that a composite of PyTorch created and wrote to.
+        """Note the strides of a tensor created and written by a composite of PyTorch.
 
         Args:
             wrapper: the tensor.
@@ -186,13 +186,13 @@ class Recorder:
             self.tracker.restrided(wrapper, stride, True)
 
     def state(self, handler: object) -> Any:
-        """Look up the state of a handler for this capture.
+        """Look up the state of a handler for the capture.
 
         Args:
             handler: the handler.
 
         Returns:
-            The value that its `begin` returned.
+            The result of its `begin`.
         """
         return self.states[handler]
 
@@ -203,7 +203,7 @@ class Recorder:
             tensor: an outside tensor, or a wrapper.
 
         Returns:
-            The input, or None for a value that the trace computes.
+            The input, or None for a value computed by the trace.
 
         Raises:
             Unsupported: the tensor is from outside and cannot be an input.
@@ -262,7 +262,7 @@ class Recorder:
         return wrapper
 
     def track_outputs(self, result: object) -> object:
-        """Note the tensors that a call returned.
+        """Note the tensors returned by a call.
 
         Args:
             result: the result of the call, with wrappers for tensors.
@@ -293,7 +293,7 @@ class Recorder:
         return self.inputs.generator(value, self.here)
 
     def _is_own(self, tensor: torch.Tensor) -> bool:
-        """Check whether a tensor is a wrapper of this recorder, not of an enclosing one."""
+        """Check whether a tensor is a wrapper of the recorder, not of an enclosing one."""
         if not internals.is_wrapper(tensor):
             return False
         return self.enclosing is None or tensor not in self.enclosing.tracker

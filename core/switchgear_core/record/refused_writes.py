@@ -29,14 +29,14 @@ INVERSES = (
 
 
 def is_in_place(name: str) -> bool:
-    """Check whether a torch-level function of this name writes to its first argument."""
+    """Check whether a torch-level function of the given name writes to its first argument."""
     if name.endswith("__"):
         return name.startswith("__i") or name == "__setitem__"
     return name.endswith("_") and name != "requires_grad_"
 
 
 def refuse_expanded(target: torch.Tensor, here: Callable[[], str]) -> None:
-    """Refuse a written tensor with several elements at one address, as after `expand()`.
+    """Refuse a written tensor with several elements at a common address, as after `expand()`.
 
     Eager refuses most such writes, and functionalization sums the elements.
     """
@@ -91,7 +91,7 @@ def refuse_write(
         func is _aten.as_strided_scatter.default
         and (
             differentiable
-            or not args[0].is_contiguous()  # PyTorch 2.13 needs it if the base requires grad
+            or not args[0].is_contiguous()  # PyTorch 2.13 needs the copy if the base requires grad
             or overlaps_itself(args[0].as_strided(*args[2:]))
         )
     ):

@@ -1,4 +1,4 @@
-"""Inputs that share memory with a written input: views of one base, as in eager.
+"""Inputs that share memory with a written input: views of a common base, as in eager.
 
 The function is captured again in this form, and the entry holds only for inputs with the same overlap.
 """
@@ -19,7 +19,7 @@ from switchgear_core.record.signature import Base, InputSource, OwnSource, base_
 
 @dataclass(slots=True)
 class Home:
-    """The base of inputs in one memory: a tensor, and the wrapper that stands for it once it is an input.
+    """The base of inputs in a common memory: a tensor, and the wrapper that stands for it once it is an input.
 
     `source` belongs to an input from which calls find the tensor.
     """
@@ -54,7 +54,7 @@ def is_view_of_constant(tensor: torch.Tensor) -> bool:
 def sharing(
     tensors: Sequence[torch.Tensor], written_positions: Sequence[int]
 ) -> Iterator[tuple[int, int, bool]]:
-    """Yield pairs of positions in one storage, and whether a write to one affects the other.
+    """Yield pairs of positions in a storage, and whether a write to one affects the other.
 
     The first is from `written_positions`. A write affects the other if their memory overlaps, or if autograd gives them
     one history.
@@ -82,7 +82,7 @@ def _share_a_history(target: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Check whether several elements may have one address."""
+    """Check whether several elements may share an address."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride <= reach and tensor.numel():
@@ -92,7 +92,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def overlap_in_part(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Check whether two tensors of one storage overlap without being the same elements in the same order."""
+    """Check whether two tensors of a storage overlap without being the same elements in the same order."""
     (start, stop), (begin, end) = _extent(left), _extent(right)
     if start >= end or begin >= stop or _layout(left) == _layout(right):
         return False
@@ -125,7 +125,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def home_of(inputs: Sequence[tuple[torch.Tensor, InputSource]]) -> Home:
-    """Return the base of inputs in one memory. Raises `Unsupported` if autograd knows several bases."""
+    """Return the base of inputs in a common memory. Raises `Unsupported` if autograd knows several bases."""
     bases = {id(base): (base, source) for tensor, source in inputs for base in (base_of(tensor),)}
     if len(bases) > 1:
         raise Unsupported(

@@ -1,4 +1,4 @@
-"""Symbolic sizes: numbers of a trace that are unknown until a call, and the constraints on them.
+"""Symbolic sizes: numbers of a trace, unknown until a call, with their constraints.
 
 They are PyTorch's `SymInt`s, each a separate symbol. A decision by Python, PyTorch or a pass that depends on a size
 becomes a constraint with the user's line; a call that violates the constraints is compiled separately. Estimates use
@@ -40,13 +40,13 @@ Marks: TypeAlias = Mapping[int | str, frozenset[int]]
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A condition on the sizes of a call, as Python, and the line that decided it, if any."""
+    """A condition on the sizes of a call, as Python, and the deciding line, if any."""
 
     condition: str
     where: str
 
     def holds(self, binding: Mapping[str, object]) -> bool:
-        """Check the constraint for these sizes, by name."""
+        """Check the constraint for the given sizes, by name."""
         return bool(eval(self.condition, {"torch": torch}, dict(binding)))
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Computed:
 
 
 class Sizes:
-    """The symbolic sizes of one capture. `here` returns the user's line during a capture."""
+    """The symbolic sizes of a capture. `here` returns the user's line during a capture."""
 
     def __init__(self, here: Callable[[], str] = str, marks: Marks = MappingProxyType({})) -> None:
         self.marks = marks
@@ -76,7 +76,7 @@ class Sizes:
         self.numbers: list[NumberProxy] = []
         #: The symbolic numbers of `numbers`, by name.
         self.symbols: dict[str, torch.SymInt] = {}
-        #: The templates of derived rules with these sizes.
+        #: The templates of derived rules for the sizes.
         self.templates: dict[Any, Any] = {}
         self.is_narrowed = False
         #: Whether an integer among the arguments is symbolic.
@@ -91,7 +91,7 @@ class Sizes:
 
     @functools.cached_property
     def env(self) -> object:
-        """PyTorch's environment for symbols; floats do not need it, and its import is slow."""
+        """PyTorch's environment for symbols, needless for floats and slow to import."""
         return internals.new_shape_env(self._here)
 
     def layout(
@@ -99,7 +99,7 @@ class Sizes:
     ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """Return sizes and strides of the input `name`, with symbolic `dims`, except for sizes 0 and 1.
 
-        Strides follow from the sizes; a stride that does not is symbolic if `~dim` is in `dims`.
+        Strides follow from the sizes; any other stride is symbolic if `~dim` is in `dims`.
         """
         shape: list[Any] = list(tensor.shape)
         for dim in sorted(dims):
@@ -159,7 +159,7 @@ class Sizes:
         finally:
             change.undo()
             del self.computed[count:]
-            # the entry now assumes conditions that hold for some calls alone
+            # the entry now assumes conditions of some calls alone
             self.is_narrowed = self.is_narrowed or internals.guard_count(self.env) > start
 
     @property
@@ -168,7 +168,7 @@ class Sizes:
         return (*self._constraints, *self.computed)
 
     def fits(self) -> Callable[[Sequence[torch.Tensor]], bool]:
-        """Return a function that checks the constraints for the input tensors of a call."""
+        """Return a check of the constraints for the input tensors of a call."""
         names = "".join([f"{number.name}, " for number in self.numbers])
         condition = " and ".join([f"({constraint.condition})" for constraint in self._constraints])
         scope: dict[str, Any] = {
@@ -218,13 +218,13 @@ _THREAD = _Thread()
 
 
 def active_sizes() -> Sizes | None:
-    """Return the symbolic sizes of the capture or compilation on this thread, or None."""
+    """Return the symbolic sizes of the capture or compilation on the current thread, or None."""
     return _THREAD.sizes
 
 
 @contextlib.contextmanager
 def symbolic(sizes: Sizes | None) -> Iterator[None]:
-    """Return a context in which captures and compilations use these sizes."""
+    """Return a context in which captures and compilations use the given sizes."""
     with replaced(_THREAD, "sizes", sizes):
         yield
 
@@ -275,7 +275,7 @@ def sizes_of(items: Iterable[BoundSymbol]) -> dict[NumberProxy, torch.SymInt]:
 
 
 def concrete(value: object, binding: Mapping[str, int]) -> Any:
-    """Return a part of a trace, or of a related value, with these sizes substituted."""
+    """Return a part of a trace, or of a related value, with the given sizes substituted."""
 
     @functools.cache
     def evaluated(text: str) -> object:
@@ -297,14 +297,14 @@ def fixed(value: Part) -> Part:
 
 
 def _with_numbers(number: Callable[[object], object], value: object) -> Any:
-    def made(value: object) -> Any:
+    def convert(value: object) -> Any:
         if isinstance(value, TensorProxy):
             shape, stride, offset = map_numbers(
                 number, (value.shape, value.stride, value.storage_offset)
             )
             return replace(value, shape=shape, stride=stride, storage_offset=offset)
         if isinstance(value, BoundSymbol):
-            parts = made((value.args, dict(value.kwargs), value.output, value.subsymbols))
+            parts = convert((value.args, dict(value.kwargs), value.output, value.subsymbols))
             return replace(
                 value,
                 **dict(zip(("args", "kwargs", "output", "subsymbols"), parts, strict=True)),
@@ -312,20 +312,20 @@ def _with_numbers(number: Callable[[object], object], value: object) -> Any:
             )
         if is_dataclass(value) and type(value).__module__.partition(".")[0] in own.PACKAGES:
             changes = {
-                field.name: made(getattr(value, field.name))
+                field.name: convert(getattr(value, field.name))
                 for field in fields(value)
                 if field.init
             }
             return replace(value, **changes)  # type: ignore[type-var]
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            return type(value)([made(item) for item in value])
+            return type(value)([convert(item) for item in value])
         if isinstance(value, list):
-            return [made(item) for item in value]
+            return [convert(item) for item in value]
         if isinstance(value, dict):
-            return {key: made(item) for key, item in value.items()}
+            return {key: convert(item) for key, item in value.items()}
         return map_numbers(number, value)
 
-    return made(value)
+    return convert(value)
 
 
 def marked(

@@ -70,7 +70,7 @@ def reads_memory(error: Exception) -> bool:
 
 
 def asker() -> str:
-    """Return the file that calls PyTorch; a file of this package if capture itself asks."""
+    """Return the file calling PyTorch; a file of Switchgear if capture itself asks."""
     frame = sys._getframe(1)
     while frame.f_code.co_name != "__torch_function__" and frame.f_back is not None:
         frame = frame.f_back

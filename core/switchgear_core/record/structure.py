@@ -32,7 +32,7 @@ class Structure:
         return self.spec.is_leaf() and not self.records
 
     def unflatten(self, leaves: list[object]) -> Any:
-        """Return the nested value with these leaves."""
+        """Return the nested value with the given leaves."""
         if self.records:
             leaves = list(leaves)
         for index, kind, names, inner in self.records:
@@ -114,7 +114,7 @@ def _take_parts(
 def _open(
     spec: pytree.TreeSpec, name: str, scope: dict[str, object], lines: list[str]
 ) -> list[str]:
-    """Return the names of a container's children; append statements that compare and unpack it to `lines`."""
+    """Return the names of a container's children; append statements for comparing and unpacking to `lines`."""
     kind, size = spec.type, spec.num_children
     parts = [f"{name}_{index}" for index in range(size)]
     targets = "".join([f"{part}, " for part in parts])

@@ -61,7 +61,7 @@ class Tape:
 
     @contextlib.contextmanager
     def framed(self, call: Call) -> Iterator[None]:
-        """Return a context that records lines as the parts of a call."""
+        """Return a context recording lines as the parts of a call."""
         self.frames.append(call)
         try:
             yield
@@ -69,7 +69,7 @@ class Tape:
             self.frames.pop()
 
     def tagged(self, tag: str) -> contextlib.AbstractContextManager[None]:
-        """Return a context that tags recorded lines."""
+        """Return a context tagging recorded lines."""
         return replaced(self, "tags", self.tags | {tag})
 
     def take(self) -> tuple[BoundSymbol, ...]:
@@ -78,7 +78,7 @@ class Tape:
         return lines
 
     def record(self, symbol: Symbol, args: tuple[object, ...], output: object, *tags: str) -> None:
-        """Record a call that no mode saw."""
+        """Record a call unseen by the modes."""
         source, tagged = self.source(), self.tags.union(tags)
         self.lines.append(BoundSymbol(symbol, args, {}, output, source=source, tags=tagged))
 

@@ -1,4 +1,4 @@
-"""Tracking: the value that each wrapper under capture stands for, and writes unseen by autograd.
+"""Tracking: the value of each wrapper under capture, and writes unseen by autograd.
 
 Such a write to an input (`no_grad`, `detach()`, `.data`) becomes the symbol `set_value(old, new)`: the value of `new`,
 the history of `old`. The tracker finds it by comparing value and `grad_fn` of every tensor in every call. Autograd's
@@ -188,7 +188,7 @@ class Tracker(Wrappers):
     def wrapper_for(
         self, proxy: TensorProxy, *, leaf: bool = True, autograd: bool = False
     ) -> torch.Tensor:
-        """Return a wrapper that stands for `proxy`; under `autograd` it requires grad if the proxy does."""
+        """Return a wrapper for `proxy`; under `autograd` requiring grad if the proxy does."""
         with self._tape.paused(), internals.DisableTorchFunction():
             wrapper = internals.wrap(self.values.fake_of(proxy))
             if autograd and proxy.requires_grad:
@@ -206,12 +206,12 @@ class Tracker(Wrappers):
                 self.reconcile(tracked.wrapper)
 
     def reconcile_bases(self, target: torch.Tensor) -> None:
-        """Set the value of every other autograd base that shares the storage, after a write."""
+        """Set the value of every other autograd base of the storage, after a write."""
         for tracked in tuple(self.bases.get(internals.storage_key(target), ())):
             self.reconcile(tracked.wrapper)
 
     def make_again(self, view: torch.Tensor, base: torch.Tensor) -> None:
-        """Recreate a view from its base, which is about to be written to."""
+        """Recreate a view from its base, just before a write to the base."""
         self.rebind(base, self.fake_of(base), aliases=True)
         self._tracked[id(view)].fake = self.fake_of(view)
 
@@ -328,7 +328,7 @@ class Tracker(Wrappers):
         new: TensorProxy,
         is_written: bool,
     ) -> torch.Tensor:
-        """Record a write, unseen by autograd, to an input that requires grad."""
+        """Record a write, unseen by autograd, to an input requiring grad."""
         wrapper, here = tracked.wrapper, self._tape.here
         if new.shape != old.shape:
             raise Unsupported(
@@ -367,7 +367,7 @@ class Tracker(Wrappers):
 
 
 def is_detached(tracker: Tracker, wrapper: torch.Tensor) -> bool:
-    """Check whether a wrapper has no gradient, but shares memory with a tensor that has one."""
+    """Check whether a wrapper has no gradient, but shares memory with a tensor with a gradient."""
     others = tracker.bases.get(internals.storage_key(wrapper), ())
     return not wrapper.requires_grad and any(tracked.wrapper.requires_grad for tracked in others)
 

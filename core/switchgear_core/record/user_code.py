@@ -18,7 +18,7 @@ import typing_extensions
 
 from switchgear_core import own
 
-_PYTORCH = str(pathlib.Path(torch.__file__).parent) + os.sep  # torch_geometric lies next to it
+_PYTORCH = str(pathlib.Path(torch.__file__).parent) + os.sep  # torch_geometric lies next to torch
 #: PyTorch's context managers are entered through contextlib; watched functions are called through the other modules.
 _OWN_FILES = (
     _PYTORCH,
@@ -29,13 +29,13 @@ _OWN_FILES = (
     "<frozen ",
 )
 _STANDARD = str(pathlib.Path(functools.__file__).parent)
-#: Types of functions in C that call no user code on plain tensors.
+#: Types of functions in C without calls of user code on plain tensors.
 _IN_C = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType),
     *(types.MethodWrapperType, types.WrapperDescriptorType),
 )
 _PLAIN = frozenset({torch.Tensor})
-#: Modules of functions in Python that call no user code either.
+#: Modules of functions in Python without calls of user code either.
 _OF_DATA = frozenset({"torch.nn.functional", "torch.functional", torch.Tensor.split.__module__})
 _DATA = frozenset(
     {
@@ -70,7 +70,7 @@ def is_own_file(name: str) -> bool:
 
 
 def runs_no_user_code(fn: object, kinds: Iterable[type], values: Iterable[object]) -> bool:
-    """Check whether a PyTorch call, with these kinds of tensors among these values, runs no user code."""
+    """Check whether a PyTorch call, with these kinds of tensors among the given values, runs no user code."""
     if not _PLAIN.issuperset(kinds):
         return False
     if isinstance(fn, _IN_C):
@@ -89,7 +89,7 @@ def user_frame() -> tuple[types.FrameType | None, int]:
 
 
 def raising_line(error: Exception) -> str:
-    """Return the user's line that raised an error."""
+    """Return the user's line raising an error."""
     places = [
         (frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)
     ]

@@ -22,12 +22,12 @@ class Values:
         self.fake_mode = fake_mode
         self._names = names
         self._here = here
-        # the fakes are kept, so that their ids stay valid
+        # the fakes stay alive, so their ids stay valid
         self._proxies: dict[int, tuple[torch.Tensor, TensorProxy]] = {}
         self._fakes: dict[str, torch.Tensor] = {}
-        #: An overload with result shapes that depend on data, and proxies of its known results.
+        #: An overload with data-dependent result shapes, and proxies of its known results.
         self.known_call: tuple[Any, tuple[TensorProxy, ...]] = (None, ())
-        #: The calls that create views, by name. They compare as text, with the sizes decided so far.
+        #: The calls creating views, by name, compared as text, with the sizes decided so far.
         self.views: dict[str, object] = {}
 
     def __contains__(self, fake: torch.Tensor) -> bool:

@@ -1,1 +1,1 @@
-"""Regions for executors that fuse."""
+"""Regions for fusion executors."""

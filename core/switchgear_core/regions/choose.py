@@ -40,7 +40,7 @@ class Fused:
 
 
 class Contestants:
-    """The `RegionContext` of one call."""
+    """The `RegionContext` of a call."""
 
     def __init__(self, regions: Sequence[Region], program: str, selection: Selection) -> None:
         self.executors: tuple[Executor, ...] = selection.executors
@@ -126,7 +126,7 @@ class Contestants:
             ) from error
 
     def name(self, region: Region, executor: FusionExecutor) -> str:
-        """Return the name of a region that an executor compiles."""
+        """Return the name of a region for an executor."""
         return as_name(f"{executor.name}_{self._program}_{self._numbers[region]}")
 
 
@@ -135,13 +135,13 @@ def choose(regions: Sequence[Region], program: str, selection: Selection) -> lis
     context = Contestants(regions, program, selection)
     if selection.answers is not None:
         return [_loaded(region, selection.answers, context, selection) for region in regions]
-    choices = _asked(regions, selection.choosers, context)
+    choices = _ask_choosers(regions, selection.choosers, context)
     outcomes = _compiled(regions, choices, context, selection)
     if selection.written is not None:
         for region, choice, outcome in zip(regions, choices, outcomes, strict=True):
             executor = outcome.executor.name if isinstance(outcome, Fused) else None
             gain = choice.gain if executor else 0.0
-            selection.written.known[region.trace.canonical()] = Answer(
+            selection.written.by_computation[region.trace.canonical()] = Answer(
                 executor, outcome.reason, gain
             )
             selection.written.last &= choice.lasts
@@ -174,7 +174,7 @@ def _compiled(
 def _loaded(
     region: Region, answers: Answers, context: Contestants, selection: Selection
 ) -> Fused | Declined:
-    """Return the outcome that the answers give for a region; only an executor without code on disk recompiles."""
+    """Return the answers' outcome for a region; only an executor without code on disk recompiles."""
     answer = answers.of(region)
     if answer.executor is None:
         return Declined(answer.reason)
@@ -196,11 +196,11 @@ def _loaded(
         if executor.finds_compiled:
             answers.missing.append(name)
         return Declined(f"the code that {executor.name} compiled for it is not found any more{why}")
-    answers.taken.append(answer)
+    answers.in_use.append(answer)
     return Fused(executor, function, name, answer.reason, answer.gain)
 
 
-def _asked(
+def _ask_choosers(
     regions: Sequence[Region], choosers: Sequence[Chooser], context: Contestants
 ) -> list[RegionChoice]:
     answers: dict[Region, RegionChoice] = {}
@@ -219,7 +219,7 @@ def _asked(
 def _guarded(
     chooser: Chooser, regions: Sequence[Region], context: Contestants
 ) -> Sequence[RegionChoice | None]:
-    """Return a plugin's answers, one for each region.
+    """Return a plugin's answers, by region.
 
     Raises:
         RuleError: the plugin raised, or returned something invalid.

@@ -1,4 +1,4 @@
-"""Fuse: lines claimed by fusion executors become regions, each of them one bound symbol.
+"""Fuse: lines claimed by fusion executors become regions, each a single bound symbol.
 
 The subsymbols of a region are the replaced lines, with their links. Lines without fuel, or declined by their executor,
 are claimed by other executors. A composite claimed by another executor is restored (`wholes`).
@@ -131,7 +131,7 @@ def _blocks(
 
 
 def _read(items: Iterable[BoundSymbol]) -> tuple[TensorProxy, ...]:
-    """Return the values that bound symbols read and do not compute."""
+    """Return the values read, not computed, by bound symbols."""
     names: set[str] = set()
     read: dict[str, TensorProxy] = {}
     for item in items:
@@ -141,7 +141,7 @@ def _read(items: Iterable[BoundSymbol]) -> tuple[TensorProxy, ...]:
 
 
 def _line(block: _Block, fused: Fused) -> BoundSymbol:
-    """Return a region as one bound symbol."""
+    """Return a region as a single bound symbol."""
     trace, items = replace(block.region.trace, name=fused.name), block.items
     by_operators = cache(trace.function)
     links = {(id(link.forward), link.rule): link for item in items for link in item.links}
@@ -205,7 +205,7 @@ def _ordered(
 
 
 def _needs(flow: Dataflow, places: Mapping[int, _Place], place: _Place) -> list[_Place]:
-    """Return the places that must run before a place."""
+    """Return the places to run before a place."""
     members = (place,) if isinstance(place, int) else place.members
     needed = [need for index in members for need in flow.needs[index]]
     if not isinstance(place, _Block):

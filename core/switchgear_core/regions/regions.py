@@ -1,6 +1,6 @@
-"""Regions: sets of neighbouring bound symbols to run as one, found in linear time.
+"""Regions: sets of neighbouring bound symbols to run together, found in linear time.
 
-Every step of the data from one owner to another is a level down, so the lines of one owner on one level are convex.
+Every step of the data from one owner to another is a level down, so the lines of an owner on one level are convex.
 Lines form a region if they read each other or the same tensor. A view counts as its base: a region recomputes the views
 of its inputs, and returns no view. A region of more operators than its executor's `maximum` is cut where the fewest
 bytes cross. Repeated layers are cut in the same places, and equal parts are compiled once.
@@ -54,7 +54,7 @@ class Dataflow:
         return self._base.get(proxy.name, proxy)
 
     def views_read(self, read: Iterable[TensorProxy]) -> set[int]:
-        """Return the views that compute some proxies, and the views below them."""
+        """Return the views computing some proxies, and the views below."""
         views: set[int] = set()
         pending = list(read)
         while pending:
@@ -74,7 +74,7 @@ class Dataflow:
         )
 
     def outside(self, inside: Container[int], outputs: Iterable[TensorProxy]) -> list[int]:
-        """Return all lines outside of regions; of the views only outputs and views read by these lines."""
+        """Return all lines outside of regions; of the views only outputs and views read by the given lines."""
         rest = [
             index
             for index, is_view in enumerate(self.is_view)
@@ -91,10 +91,10 @@ class Dataflow:
 
 
 def find_regions(flow: Dataflow) -> list[list[int]]:
-    """Return the members, without views, of maximal regions to run as one.
+    """Return the members, without views, of maximal regions.
 
     Each step from one owner to another is one level down, so a path out of an owner's level never returns to the level.
-    Therefore lines of one owner on one level may run as one. A region joins lines that read each other or the same
+    Therefore lines of an owner on one level may run together. A region joins lines that read each other or the same
     tensor. A region that reads nothing of its level is joined with its first reader.
     """
     owners = flow.owners
@@ -187,7 +187,7 @@ def _sink(flow: Dataflow, level: list[int], group: _Sets) -> None:
 
 
 def _waiting(flow: Dataflow, members: Iterable[int]) -> int:
-    """Return the bytes that others compute for a group."""
+    """Return the bytes computed by others for a group."""
     results = {proxy.name for index in members for proxy in flow.body[index].outputs}
     read = {
         base.name: base for index in members for base in map(flow.base, flow.body[index].inputs)
@@ -198,7 +198,7 @@ def _waiting(flow: Dataflow, members: Iterable[int]) -> int:
 
 
 def _leaving(flow: Dataflow, members: Iterable[int], readers: Iterable[int]) -> int:
-    """Return the bytes that a group computes for its readers."""
+    """Return the bytes computed by a group for its readers."""
     read = {base.name for index in readers for base in map(flow.base, flow.body[index].inputs)}
     return sum(
         bytes_of(proxy)

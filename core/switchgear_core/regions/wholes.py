@@ -1,4 +1,4 @@
-"""Wholes: composites that executors claim whole, restored where a fusion executor declines all of their parts."""
+"""Wholes: composites that executors claim whole, restored where a fusion executor declines all parts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def within(wholes: Iterable[Whole], members: Collection[int]) -> list[Whole]:
 def put_together(
     flow: Dataflow, region: Trace, indices: Sequence[int], wholes: Iterable[Whole]
 ) -> Trace:
-    """Return a region of the bound symbols at these indices, with composites in the place of their parts."""
+    """Return a region of the bound symbols at the given indices, with composites in the place of their parts."""
     first = {composite.parts[0]: composite.call for composite in wholes}
     if not first:
         return region

@@ -1,4 +1,4 @@
-"""Answers: the results for regions that another process compiled and measured."""
+"""Answers: the results for regions compiled and measured by another process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Answer(NamedTuple):
 class Answers:
     """The answers for a program's regions, by computation.
 
-    `default` is the reason for regions without an answer; `taken` are the answers in use. `missing` names compiled code
-    that is not found; `failure` names the program whose compilation failed, with the error. `last`: whether other
-    processes may use the answers.
+    `default` is the reason for regions without an answer; `in_use` are the answers of compiled regions. `missing` names
+    missing compiled code; `failure` names the program whose compilation failed, with the error. `last`:
+    whether other processes may use the answers.
     """
 
-    known: dict[str, Answer] = field(default_factory=dict)
+    by_computation: dict[str, Answer] = field(default_factory=dict)
     default: str = "it was not among the regions compiled in the background"
-    taken: list[Answer] = field(default_factory=list)
+    in_use: list[Answer] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     failure: str = ""
     last: bool = True
@@ -37,17 +37,17 @@ class Answers:
 
     def of(self, region: Region) -> Answer:
         """Return the answer for a region."""
-        return self.known.get(region.trace.canonical()) or Answer(None, self.default, 0.0)
+        return self.by_computation.get(region.trace.canonical()) or Answer(None, self.default, 0.0)
 
     @property
     def fused(self) -> int:
         """The number of region kinds run by a fusion executor."""
-        return sum(answer.executor is not None for answer in self.known.values())
+        return sum(answer.executor is not None for answer in self.by_computation.values())
 
 
 def as_json(answers: Answers) -> dict[str, Any]:
     """Return answers as JSON data."""
-    return {key: list(answer) for key, answer in answers.known.items()}
+    return {key: list(answer) for key, answer in answers.by_computation.items()}
 
 
 def from_json(value: object) -> Answers | None:

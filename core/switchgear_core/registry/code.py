@@ -42,7 +42,7 @@ def _module(function: Any) -> str | None:
 
 def _digest(name: str) -> str | None:
     module = sys.modules.get(name)
-    # the files may change while a module is loaded: they are read once
+    # the files may change while a module is loaded: each is read once
     spec = getattr(module, "__spec__", None)
     if name not in _DIGESTS or _DIGESTS[name][0] is not spec:
         _DIGESTS[name] = spec, _read(name)
@@ -62,10 +62,10 @@ def _read(name: str) -> str | None:
     is_package = file.stem == "__init__"
     files = sorted(file.parent.rglob("*")) if is_package else [file]
     digest = hashlib.sha256()
-    for one in files:
-        if one.is_file() and "__pycache__" not in one.parts:
-            state = one.stat()
+    for path in files:
+        if path.is_file() and "__pycache__" not in path.parts:
+            state = path.stat()
             small = state.st_size <= _READ
-            content = one.read_bytes() if small else str(state.st_mtime_ns).encode()
-            digest.update(f"{one.relative_to(file.parent)} {state.st_size} ".encode() + content)
+            content = path.read_bytes() if small else str(state.st_mtime_ns).encode()
+            digest.update(f"{path.relative_to(file.parent)} {state.st_size} ".encode() + content)
     return digest.hexdigest()[:16]

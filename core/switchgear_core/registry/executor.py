@@ -20,7 +20,7 @@ class Executor:
 
     Args:
         name: the name that users list.
-        priority: without an explicit list, higher values are asked first, and equal ones by name. By default fusion
+        priority: without an explicit list, higher values are asked first, equal values by name. By default fusion
             executors come before others of priority 0 and less.
         version: shown in messages; by default the version of the plugin's package.
         table: implementations and grad rules of an executor that no plugin registers.
@@ -69,20 +69,20 @@ class Executor:
             return self
         kind = type(self)
         has_own = kind.__init__ is not Executor.__init__
-        own = inspect.signature(kind).parameters.values() if has_own else ()
-        names = [one.name for one in own if one.kind is one.KEYWORD_ONLY]
-        takes_any = any(one.kind is one.VAR_KEYWORD for one in own)
+        items = inspect.signature(kind).parameters.values() if has_own else ()
+        names = [item.name for item in items if item.kind is item.KEYWORD_ONLY]
+        takes_any = any(item.kind is item.VAR_KEYWORD for item in items)
         unknown = [name for name in options if name not in names]
         if unknown and not takes_any:
-            known = (
+            listing = (
                 f"its options are {', '.join(names)}" if names else "it has none: leave them out"
             )
-            hint = did_you_mean(unknown[0], names) or f"; {known}"
+            hint = did_you_mean(unknown[0], names) or f"; {listing}"
             raise InvalidInput(f"executor {self.name} has no option {', '.join(unknown)}{hint}")
         return kind(**options)
 
     def unavailable(self) -> str | None:
-        """Return the reason why this executor cannot run here, such as a missing device, or None."""
+        """Return the reason why the executor cannot run here, such as a missing device, or None."""
         return None
 
     def limited(self) -> str | None:
@@ -96,7 +96,7 @@ class Executor:
 
         Args:
             bound_symbol: the call.
-            entry: the registration of this executor for the symbol; None if there is none.
+            entry: the registration of the executor for the symbol; None if there is none.
 
         Returns:
             The implementation that runs the call, or `Declined` with the reason.
@@ -112,7 +112,7 @@ class Executor:
             bound_symbol: the call.
 
         Returns:
-            True makes it a constant, False keeps it, None passes the question to the next rule.
+            True makes the call a constant, False keeps the call, None passes the question to the next rule.
         """
         return None
 
@@ -130,7 +130,7 @@ class FusionExecutor(Executor):
     Calls with symbolic sizes are offered only with `symbolic_sizes`. Layouts and arguments then hold symbolic numbers,
     made of sizes that are the region's `numbers`.
 
-    A `boxed` executor's compiled function takes numbers and inputs in one list, and empties the list. An input without
+    A `boxed` executor's compiled function takes numbers and inputs in a list, and empties the list. An input without
     a later reader is then freed after its last use in the region.
     """
 
@@ -168,7 +168,7 @@ class FusionExecutor(Executor):
 
     @staticmethod
     def operators(region: Trace) -> tuple[BoundSymbol, ...]:
-        """List the bound symbols of a region that are not views.
+        """List the bound symbols of a region other than views.
 
         Args:
             region: the operators, in order.
@@ -185,14 +185,14 @@ class FusionExecutor(Executor):
             region: the operators, in order. Numbers are sizes of at least 2, and vary between calls.
 
         Returns:
-            A function of the region's numbers and inputs (in one list if `boxed`), that returns its outputs as a tuple.
+            A function of the region's numbers and inputs (in a list if `boxed`), with the outputs as a tuple.
             Outputs have the strides of their proxies, and share no memory with each other or with an input. `Declined`,
             with the reason, leaves the region to others.
         """
         raise NotImplementedError(f"{type(self).__name__} compiles nothing")
 
     def compile_all(self, regions: Sequence[Trace]) -> Sequence[Callable[..., object] | Declined]:
-        """Compile all regions of a program, which a subclass may do in parallel.
+        """Compile all regions of a program; a subclass may do so in parallel.
 
         Args:
             regions: the regions, in order.
@@ -206,7 +206,7 @@ class FusionExecutor(Executor):
         """Return the compiled function of an equal region, from this process or another, without compiling.
 
         With `compile="background"`, a worker process compiles with an executor of the same `fingerprint()` and stores
-        the result on disk. Without `load`, the regions that the executor won are compiled again in this process.
+        the result on disk. Without `load`, the regions that the executor won are compiled again in the current process.
 
         Args:
             region: the operators, in order.
@@ -222,13 +222,13 @@ class FusionExecutor(Executor):
         return type(self).load is not FusionExecutor.load
 
     def fingerprint(self) -> str:
-        """Return the options and library versions that affect speed; part of the key of remembered timings."""
+        """Return the options and library versions affecting speed; part of the key of remembered timings."""
         return ""
 
     def claim(
         self, bound_symbol: BoundSymbol, entry: ImplementationEntry | None
     ) -> Implementation | Declined:
-        """Claim a supported call; the symbol itself runs it until a region replaces it.
+        """Claim a supported call; the symbol itself runs the call until a region replaces the call.
 
         Args:
             bound_symbol: the call.
@@ -258,8 +258,8 @@ def reason_limited(executor: Executor) -> str | None:
     return _answer(executor.limited)
 
 
-def _answer(asked: Callable[[], str | None]) -> str | None:
+def _answer(check: Callable[[], str | None]) -> str | None:
     try:
-        return asked()
+        return check()
     except (Exception, SystemExit) as error:
         return f"its availability check raised {type(error).__name__}: {error}"

@@ -24,7 +24,7 @@ _SLOW = 1.0
 
 @dataclass(slots=True)
 class Import:
-    """Side effects of an import: `changed` names restored states other than minor ones, `notes` all of them."""
+    """Side effects of an import: `changed` names restored states other than minor ones, `notes` all states."""
 
     changed: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ def _set_filters(before: list[object]) -> None:
     warnings.filters[:] = before  # type: ignore[index]
 
 
-#: States that a call must not leave changed.
+#: States to be left unchanged by a call.
 _MODES = (
     _State("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
     _State("the grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
@@ -60,7 +60,7 @@ _MODES = (
 
 
 @contextlib.contextmanager
-def kept(states: Sequence[_State] = _MODES) -> Iterator[list[_State]]:
+def restoring(states: Sequence[_State] = _MODES) -> Iterator[list[_State]]:
     """Restore these states at the end; the yielded list then holds the changed states."""
     before, changed = [state.get() for state in states], list[_State]()
     try:
@@ -100,7 +100,7 @@ def _set_stream(state: list[int]) -> None:
 
 @contextlib.contextmanager
 def uncaptured() -> Iterator[None]:
-    """Return a context outside the capture on this thread, if any, for code of plugins and its callers."""
+    """Return a context outside the capture on the current thread, if any, for code of plugins and its callers."""
     recorder = active_recorder()
     if recorder is None:
         yield
@@ -112,22 +112,22 @@ def uncaptured() -> Iterator[None]:
 @contextlib.contextmanager
 def isolated() -> Iterator[Import]:
     """Restore state changed inside and capture output; exceptions pass through."""
-    seen = Import()
+    report = Import()
     printed, begun = io.StringIO(), time.perf_counter()
     changed: list[_State] = []
     try:
         with (
-            kept([*_states()]) as changed,
+            restoring([*_states()]) as changed,
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(printed),
         ):
-            yield seen
+            yield report
     finally:
         took = time.perf_counter() - begun
         for state in changed:
-            seen.changed += [state.name] * (not state.is_minor)
-            seen.notes.append(f"its import changed {state.name}, which was put back")
+            report.changed += [state.name] * (not state.is_minor)
+            report.notes.append(f"its import changed {state.name}, which was put back")
         if took > _SLOW:
-            seen.notes.append(f"its import took {took:.1f} s")
+            report.notes.append(f"its import took {took:.1f} s")
         if text := printed.getvalue().strip():
-            seen.notes.append(f"its import printed: {text}")
+            report.notes.append(f"its import printed: {text}")

@@ -32,11 +32,11 @@ class Option:
         default: the value without any setting.
         help: what the values do, for `help(sg.jit)`.
         group: the place in `help(sg.jit)`.
-        fits: whether a value is valid; it may also raise `InvalidInput`.
+        fits: whether a value is valid; may raise `InvalidInput`.
         values: a description of the valid values: "one of ...".
         words: words among the valid values, for hints at misspelt ones.
-        variable: an environment variable that sets the option, if any.
-        parse: the value of the variable's text; it raises `ValueError` for others.
+        variable: an environment variable for the option, if any.
+        parse: the value of the variable's text; raises `ValueError` for others.
         is_for_one: whether `defaults` cannot set the option, which belongs to one function.
         implies: values of other options, if this one has another value than its default.
     """
@@ -86,7 +86,7 @@ class Option:
 
 
 def one_of(*words: str | bool | None) -> dict[str, Any]:
-    """Return the fields of an option with these values."""
+    """Return the fields of an option with the given values."""
     texts = [word for word in words if isinstance(word, str)]
     return {
         "fits": lambda value: value in words,
@@ -119,7 +119,7 @@ def several(items: str, *kinds: type) -> dict[str, Any]:
 
 
 def flag(text: str) -> bool:
-    """Return the value of a variable that is 1 or 0."""
+    """Return the value of a variable, 1 or 0."""
     if text not in ("0", "1"):
         raise ValueError("it is 1 or 0")
     return text == "1"
@@ -130,7 +130,7 @@ _DEFAULTS: ContextVar[Mapping[str, object]] = ContextVar("defaults", default=Map
 
 @contextlib.contextmanager
 def defaults_set(values: Mapping[str, object]) -> Iterator[None]:
-    """Set defaults of this thread for a block."""
+    """Set defaults of the current thread for a block."""
     token = _DEFAULTS.set({**_DEFAULTS.get(), **values})
     try:
         yield

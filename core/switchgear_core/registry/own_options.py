@@ -1,4 +1,4 @@
-"""The options that the core implements: the participants of a call. A part."""
+"""The options implemented by the core: the participants of a call. A part."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PER_OPERATOR = instance("a dict", Mapping, NoneType)
 
 @hookimpl
 def switchgear_options() -> list[Option]:
-    """Declare them."""
+    """Declare the options."""
     return [
         Option(
             "executors",

@@ -117,7 +117,7 @@ class Parts:
 
 @undoing
 def installed_parts() -> Parts:
-    """Return the parts of this process."""
+    """Return the parts of the current process."""
     with LOADING, uncaptured():
         return _loaded_once()
 
@@ -133,7 +133,7 @@ def forget_parts() -> None:
 
 
 def load_parts(entries: Iterable[EntryPoint]) -> Parts:
-    """Load the parts behind entry points. One that cannot be loaded leaves a `PluginWarning`."""
+    """Load the parts behind entry points. A failed load leaves a `PluginWarning`."""
     order = sorted(entries, key=lambda entry: (entry.name, *distribution_of(entry), entry.value))
     candidates = [Candidate(entry, _load) for entry in order]
     refuse(candidates)
@@ -141,7 +141,7 @@ def load_parts(entries: Iterable[EntryPoint]) -> Parts:
         candidate.load()
     # the options of Switchgear's own parts keep their names
     owners: dict[str, str] = {}
-    for candidate in sorted(candidates, key=lambda one: not one.is_own):
+    for candidate in sorted(candidates, key=lambda item: not item.is_own):
         for option in candidate.plugin.options if candidate.plugin else ():
             owner = owners.setdefault(option.name, candidate.label)
             if owner != candidate.label:
@@ -149,7 +149,7 @@ def load_parts(entries: Iterable[EntryPoint]) -> Parts:
                 candidate.fault = "conflict", error
     for candidate in candidates:
         candidate.tell(candidate.fault)
-    parts = [one.plugin for one in candidates if one.plugin is not None and one.fault is None]
+    parts = [item.plugin for item in candidates if item.plugin is not None and item.fault is None]
     parts.sort(key=lambda part: (-part.priority, part.name))
     return Parts(tuple(parts), tuple([_status(candidate) for candidate in candidates]))
 

@@ -21,7 +21,7 @@ from switchgear_core.registry.hookspecs import CONTRACT, HOOKS, PROJECT, PassPla
 from switchgear_core.registry.registry import Registry
 
 LOG = logging.getLogger("switchgear.plugins")
-#: Environment variable with names of plugins, separated by commas, that are refused before import.
+#: Environment variable with names of plugins to refuse before import, separated by commas.
 DISABLE_VARIABLE = "SWITCHGEAR_DISABLE"
 
 Status: TypeAlias = Literal["loaded", "disabled", "unavailable", "conflict", "failed"]
@@ -130,9 +130,9 @@ def load_one(entry: EntryPoint) -> Plugin:
         raise RegistrationError(
             f"it brings nothing; its module has functions by these names, marked by sg.hookimpl: {', '.join(HOOKS)}"
         )
-    who = entry.name, *distribution_of(entry), priority
+    identity = entry.name, *distribution_of(entry), priority
     samples = functools.partial(_call, manager, "switchgear_samples")
-    return Plugin(*who, executors, registry, skip_rule, passes, chooser, features, samples)
+    return Plugin(*identity, executors, registry, skip_rule, passes, chooser, features, samples)
 
 
 def _registered(manager: pluggy.PluginManager, executors: Sequence[Executor]) -> Registry:
@@ -160,23 +160,23 @@ def _registered(manager: pluggy.PluginManager, executors: Sequence[Executor]) ->
 
 def _skip_rule(manager: pluggy.PluginManager) -> SkipRule | None:
     caller = manager.hook.switchgear_is_constant_for_vjp
-    written = [implementation.function for implementation in caller.get_hookimpls()]
+    functions = [implementation.function for implementation in caller.get_hookimpls()]
     return (
-        SkipRule(lambda bound_symbol: caller(bound_symbol=bound_symbol), written[0])
-        if written
+        SkipRule(lambda bound_symbol: caller(bound_symbol=bound_symbol), functions[0])
+        if functions
         else None
     )
 
 
 def _chooser(manager: pluggy.PluginManager, plugin: str, label: str) -> Chooser | None:
     caller = manager.hook.switchgear_choose
-    written = [implementation.function for implementation in caller.get_hookimpls()]
-    if not written:
+    functions = [implementation.function for implementation in caller.get_hookimpls()]
+    if not functions:
         return None
     remedy = f"disable it with {DISABLE_VARIABLE}={plugin}"
     return Chooser(
         lambda regions, context: caller(regions=regions, context=context),
-        written[0],
+        functions[0],
         label,
         remedy,
     )
@@ -208,10 +208,10 @@ def _call(manager: pluggy.PluginManager, hook: str, **arguments: object) -> list
 
 
 def manager_of(module: object, name: str) -> pluggy.PluginManager:
-    """Return a manager with the hooks of one module.
+    """Return a manager with the hooks of a module.
 
     Raises:
-        RegistrationError: it is for another contract, or a function is no hook.
+        RegistrationError: the module is for another contract, or a function is no hook.
     """
     contract = getattr(module, "switchgear_contract", CONTRACT)
     if contract != CONTRACT:

@@ -28,7 +28,7 @@ from switchgear_core.registry.selection import Claimant, Selection
 
 
 class CallContext:
-    """The `PassContext` of one call."""
+    """The `PassContext` of a call."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class CallContext:
         if not any(proxy.requires_grad for proxy in candidate.inputs):
             return
         sources = self._selection.rule_sources
-        own = (isinstance(one, Claimant) and one.name == owner for one in sources)
-        position = [*own].index(True)
+        matches = (isinstance(source, Claimant) and source.name == owner for source in sources)
+        position = [*matches].index(True)
         before = replace(self._selection, rule_sources=sources[:position])
         for part in with_parts(candidate.subsymbols):
             rule, _ = before.grad_rule(part)
@@ -118,9 +118,9 @@ def run_passes(
 ) -> tuple[list[Trace], list[Choice]]:
     """Return the traces made by the passes at a stage, in turn, and their choices.
 
-    The last trace is verified; the earlier traces only if it is broken, to find the faulty pass.
+    The last trace is verified; the earlier traces only if the last is broken, to find the faulty pass.
     """
-    made: list[tuple[PassPlacement, Trace]] = []
+    results: list[tuple[PassPlacement, Trace]] = []
     choices: list[Choice] = []
     try:
         for placement in selection.passes_at(stage):
@@ -130,14 +130,14 @@ def run_passes(
             choices += context.choices
             if result is not trace:
                 trace = result.with_provenance(placement.name, time.perf_counter() - start)
-                made.append((placement, trace))
-        if made:
+                results.append((placement, trace))
+        if results:
             verify(trace)
     except SwitchgearError:
-        for placement, each in made:
+        for placement, each in results:
             _verify(placement, each)
         raise
-    return [each for _, each in made], choices
+    return [each for _, each in results], choices
 
 
 def _run(placement: PassPlacement, trace: Trace, context: PassContext) -> Trace:
@@ -164,9 +164,9 @@ def _verify(placement: PassPlacement, trace: Trace) -> None:
 
 
 def _blame(placement: PassPlacement) -> tuple[str, str]:
-    """Return the name of a pass, and advice to continue without it."""
-    own = placement.owner == OF_THE_CALL
-    remedy = "take it out of passes" if own else f"passes=['-{placement.name}'] runs without it"
+    """Return the name of a pass, and advice to continue without the pass."""
+    local = placement.owner == OF_THE_CALL
+    remedy = "take it out of passes" if local else f"passes=['-{placement.name}'] runs without it"
     return f"pass {placement.name!r} of {placement.owner}", remedy
 
 
@@ -176,10 +176,10 @@ def _changed(before: Trace, after: Trace) -> str:
         return "the inputs"
     if len(before.outputs) != len(after.outputs):
         return "the number of results"
-    for index, (one, two) in enumerate(zip(before.outputs, after.outputs, strict=True)):
-        if one is None and two is not None:
+    for index, (old, new) in enumerate(zip(before.outputs, after.outputs, strict=True)):
+        if old is None and new is not None:
             return f"result {index}, which is none,"
-        layouts = [(proxy.shape, proxy.dtype, proxy.device) for proxy in (one, two) if proxy]
+        layouts = [(proxy.shape, proxy.dtype, proxy.device) for proxy in (old, new) if proxy]
         if len(layouts) == 2 and layouts[0] != layouts[1]:
             return f"shape, dtype or device of result {index}"
     return ""

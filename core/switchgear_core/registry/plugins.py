@@ -94,11 +94,11 @@ class Candidate(Generic[_Loaded]):
         return f"{self.name} {distribution_of(self.entry)[1]}".strip()
 
     def load(self) -> None:
-        """Import the plugin, unless it was imported or is ruled out."""
+        """Import the plugin, unless imported already, or ruled out."""
         if self.is_loaded or self.fault is not None:
             return
         self.is_loaded = True
-        # attributes a crash or a hang of the import to this plugin
+        # attributes a crash or a hang of the import to the plugin
         LOG.info("importing plugin %s (%s)", self.label, self.entry.value)
         try:
             with isolated() as self.imported:
@@ -138,13 +138,13 @@ class Discovery:
     @property
     def untried(self) -> list[EntryPoint]:
         """The entry points that may be imported, and were not yet."""
-        return [one.entry for one in self._candidates if not one.is_loaded and one.fault is None]
+        return [c.entry for c in self._candidates if not c.is_loaded and c.fault is None]
 
     def rule_out(self, reasons: Mapping[EntryPoint, str]) -> None:
-        """Rule out entry points before their import, for these reasons."""
-        for one in self._candidates:
-            if one.entry in reasons:
-                one.fault = "failed", reasons[one.entry]
+        """Rule out entry points before their import, for the given reasons."""
+        for item in self._candidates:
+            if item.entry in reasons:
+                item.fault = "failed", reasons[item.entry]
 
     def plugins(self, listed: object = None, tables: Iterable[object] = ()) -> Plugins:
         """Return the plugins that may participate; `listed` is the option `executors` of `jit`. See `installed`."""
@@ -160,60 +160,60 @@ class Discovery:
         names = {item for item in items if isinstance(item, str)}
         # an object of the class `Executor` itself, without a table, stands for a plugin's registrations under its name
         objects = [item for item in items if isinstance(item, Executor) and hasattr(item, "name")]
-        names.update(one.name for one in objects if type(one) is Executor and one.table is None)
-        if not names <= {one.name for one in self._candidates}:
+        names.update(item.name for item in objects if type(item) is Executor and item.table is None)
+        if not names <= {item.name for item in self._candidates}:
             return self._candidates
-        names.update(one.name for one in objects)
-        packages = {type(one).__module__.partition(".")[0] for one in objects} - {PROJECT}
+        names.update(item.name for item in objects)
+        packages = {type(item).__module__.partition(".")[0] for item in objects} - {PROJECT}
         return [
-            one
-            for one in self._candidates
-            if one.name in names or one.entry.module.partition(".")[0] in packages
+            item
+            for item in self._candidates
+            if item.name in names or item.entry.module.partition(".")[0] in packages
         ]
 
     def _assemble(self, chosen: Sequence[Candidate[Plugin]]) -> Plugins:
-        for one in chosen:
-            one.load()
-        faults = {one: one.fault for one in chosen}
+        for item in chosen:
+            item.load()
+        faults = {item: item.fault for item in chosen}
         for check in (_foreign_owners, self._others_names, _rival_owners):
-            homes = {one.plugin: one for one in chosen if one.plugin and faults[one] is None}
+            homes = {item.plugin: item for item in chosen if item.plugin and faults[item] is None}
             faults.update((homes[plugin], fault) for plugin, fault in check([*homes]).items())
-        for one in chosen:
-            one.tell(faults[one])
+        for item in chosen:
+            item.tell(faults[item])
 
         @functools.cache
         def statuses() -> tuple[PluginStatus, ...]:
             return tuple(
                 replace(
-                    _status(one.entry, one.plugin, faults[one]),
-                    notes=tuple(one.imported.notes),
-                    traceback=one.traceback,
+                    _status(item.entry, item.plugin, faults[item]),
+                    notes=tuple(item.imported.notes),
+                    traceback=item.traceback,
                 )
-                for one in chosen
+                for item in chosen
             )
 
-        sound = [one.plugin for one in chosen if one.plugin and faults[one] is None]
-        others = dict.fromkeys(one.name for one in self._candidates if one not in chosen)
+        sound = [item.plugin for item in chosen if item.plugin and faults[item] is None]
+        others = dict.fromkeys(item.name for item in self._candidates if item not in chosen)
         return _assembled(sound, statuses, tuple(others))
 
     def _others_names(self, plugins: Sequence[Plugin]) -> dict[Plugin, Fault]:
         """Return faults of plugins with the name of another plugin, imported or not; Switchgear's own come first."""
         faults: dict[Plugin, Fault] = {}
         names = {
-            one.name: one
-            for one in sorted(self._candidates, key=lambda one: one.is_own)
-            if one.is_own or one.fault is None or one.fault[0] != "disabled"
+            item.name: item
+            for item in sorted(self._candidates, key=lambda item: item.is_own)
+            if item.is_own or item.fault is None or item.fault[0] != "disabled"
         }
-        for one in self._candidates:
-            if one.plugin is None or one.plugin not in plugins or one.is_own:
+        for item in self._candidates:
+            if item.plugin is None or item.plugin not in plugins or item.is_own:
                 continue
-            for owner in sorted(one.plugin.owners & names.keys() - {one.name}):
+            for owner in sorted(item.plugin.owners & names.keys() - {item.name}):
                 other = names[owner]
                 whose = "Switchgear's own" if other.is_own else f"plugin {other.label}'s"
                 error = (
                     f"it brings {owner!r}, a name that is {whose}; its author has to choose another"
                 )
-                faults[one.plugin] = "conflict", error
+                faults[item.plugin] = "conflict", error
         return faults
 
 
@@ -224,7 +224,7 @@ def installed(listed: object = None, tables: Iterable[object] = ()) -> Plugins:
     A list without `...` imports only the named plugins; if a name belongs to no entry point, such as a plugin's second
     executor, all are imported, to find it. Any other option imports all installed plugins.
     """
-    with LOADING, uncaptured():  # two threads would both load them
+    with LOADING, uncaptured():  # two threads would both load the plugins
         return loaded_once().plugins(listed, tables)
 
 
@@ -245,21 +245,21 @@ def load(candidates: Iterable[EntryPoint]) -> Plugins:
 
 def refuse(candidates: Sequence[Candidate[Any]]) -> None:
     """Refuse plugins before import: disabled plugins, and plugins of one name unless one ships with Switchgear."""
-    disabled = left_out(DISABLE_VARIABLE, [one.name for one in candidates])
-    for one in candidates:
-        rivals = [other for other in candidates if other.name == one.name]
-        if one.name in disabled:
-            one.fault = "disabled", f"named in {DISABLE_VARIABLE}"
-        elif any(rival.is_own for rival in rivals) and not one.is_own:
-            error = f"{one.name!r} is a name of Switchgear's own; its author has to choose another"
-            one.fault = "conflict", error
-        elif not one.is_own and len(rivals) > 1:
+    disabled = left_out(DISABLE_VARIABLE, [item.name for item in candidates])
+    for item in candidates:
+        rivals = [other for other in candidates if other.name == item.name]
+        if item.name in disabled:
+            item.fault = "disabled", f"named in {DISABLE_VARIABLE}"
+        elif any(rival.is_own for rival in rivals) and not item.is_own:
+            error = f"{item.name!r} is a name of Switchgear's own; its author has to choose another"
+            item.fault = "conflict", error
+        elif not item.is_own and len(rivals) > 1:
             claims = " and ".join(
                 f"{distribution_of(rival.entry)[0] or 'no distribution'} ({rival.entry.value})"
                 for rival in rivals
             )
-            error = f"{claims} all call their plugin {one.name}; uninstall all but one"
-            one.fault = "conflict", error
+            error = f"{claims} all call their plugin {item.name}; uninstall all but one"
+            item.fault = "conflict", error
 
 
 def _status(entry: EntryPoint, plugin: Plugin | None, fault: Fault | None) -> PluginStatus:
@@ -284,8 +284,8 @@ def _foreign_owners(plugins: Sequence[Plugin]) -> dict[Plugin, Fault]:
         for owner in sorted(plugin.owners - plugin.own_names):
             holders = [other.name for other in plugins if owner in other.own_names]
             whose = f"belongs to plugin {holders[0]}" if holders else "belongs to nobody"
-            own = f"plugin {plugin.name} registers under its own: {', '.join(sorted(filter(None, plugin.own_names)))}"
-            faults[plugin] = ("failed", f"it registers under {owner!r}, which {whose}; {own}")
+            hint = f"plugin {plugin.name} registers under its own: {', '.join(sorted(filter(None, plugin.own_names)))}"
+            faults[plugin] = ("failed", f"it registers under {owner!r}, which {whose}; {hint}")
     return faults
 
 

@@ -40,27 +40,27 @@ class Preferences:
         if not avoided and not preferred:
             return sources
         declined += [
-            (one.name, "avoid= leaves it to others") for one in sources if one.name in avoided
+            (item.name, "avoid= leaves it to others") for item in sources if item.name in avoided
         ]
-        left = [one for one in sources if one.name not in avoided]
+        rest = [item for item in sources if item.name not in avoided]
         rank = {name: place for place, name in enumerate(preferred)}
-        return sorted(left, key=lambda one: rank.get(one.name, len(rank)))
+        return sorted(rest, key=lambda item: rank.get(item.name, len(rank)))
 
 
-def preferences(prefer: PerOperator, avoid: PerOperator, known: Collection[str]) -> Preferences:
-    """Return the preferences in the options. Raises `UnknownExecutor` for a name that is not `known` to participate."""
-    return Preferences(_by_name("prefer", prefer, known), _by_name("avoid", avoid, known))
+def preferences(prefer: PerOperator, avoid: PerOperator, team: Collection[str]) -> Preferences:
+    """Return the preferences in the options. Raises `UnknownExecutor` for a name that is not in `team`."""
+    return Preferences(_by_name("prefer", prefer, team), _by_name("avoid", avoid, team))
 
 
-def _by_name(option: str, given: PerOperator, known: Collection[str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
-    for target, names in given.items():
+def _by_name(option: str, value: PerOperator, team: Collection[str]) -> dict[str, tuple[str, ...]]:
+    result: dict[str, tuple[str, ...]] = {}
+    for target, names in value.items():
         names = (names,) if isinstance(names, str) else tuple(names)
         for name in names:
-            if name not in known:
+            if name not in team:
                 raise UnknownExecutor(
-                    f"{option}: no executor {name!r} takes part in this call{did_you_mean(name, known)} "
-                    f"(those that do: {', '.join(known)})"
+                    f"{option}: no executor {name!r} takes part in this call{did_you_mean(name, team)} "
+                    f"(those that do: {', '.join(team)})"
                 )
-        found.update((symbol.name, names) for symbol in symbols_of(target))
-    return found
+        result.update((symbol.name, names) for symbol in symbols_of(target))
+    return result

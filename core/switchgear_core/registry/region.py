@@ -1,4 +1,4 @@
-"""Regions as plugins see them: calls that may run as one, and the choice of an executor."""
+"""Regions as plugins see them: calls that may run together, and the choice of an executor."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from switchgear_core.showing import Shown, counted, shortened
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region(Shown):
-    """Calls that may run as one.
+    """Calls that may run together.
 
     Attributes:
         trace: the operators of the region.
-        whole: the same calls, with the composites that executors run as one call.
+        whole: the same calls, with the composites that executors run as a single call.
         candidates: the fusion executors that support all calls, in the order of asking.
         numbers: values of the trace's numbers at the call; symbolic numbers.
     """
@@ -56,7 +56,7 @@ class RegionChoice:
     """Choice of the executor of a region, with the reason.
 
     Attributes:
-        executor: one of the candidates; None runs the operators one by one.
+        executor: one of the candidates; None runs the operators separately.
         gain: seconds by which a call is shorter than with its operators; 0 if unknown.
         reason: the reason of the choice.
         lasts: whether other processes may use the choice.

@@ -1,4 +1,4 @@
-"""The registry of implementations and grad rules, and the tables in which plugins declare them."""
+"""The registry of implementations and grad rules, and the tables of plugins with their declarations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Checker: TypeAlias = Callable[[BoundSymbol], bool | str | Declined]
 Form: TypeAlias = Literal["pullback", "transform", "augmented"]
 Fn: TypeAlias = Callable[..., Any]
 
-#: Owners in a `Choice` that are not plugins; no plugin may have such a name.
+#: Owners in a `Choice` other than plugins; no plugin may have such a name.
 RESERVED = frozenset({"constant", "decomposition", "derived"})
 
 _Declared = TypeVar("_Declared", bound=Fn)
@@ -36,7 +36,7 @@ class _Checked:
     checker: Checker | None
 
     def declined(self, bound_symbol: BoundSymbol) -> Declined | None:
-        """Return the checker's objection to this call; None if it accepts."""
+        """Return the checker's objection to the call; None if the checker accepts."""
         answer = True if self.checker is None else self.checker(bound_symbol)
         if answer is True:
             return None
@@ -67,7 +67,7 @@ class ImplementationEntry(_Checked):
 
 @dataclass(frozen=True, slots=True)
 class GradRule(_Checked):
-    """Registration of a grad rule for one symbol. `backward` is the second half of an augmented pair, else None.
+    """Registration of a grad rule for a single symbol. `backward` is the second half of an augmented pair, else None.
 
     `owner` is the name of an executor, or of a plugin of rules alone (or of its distribution). `override`: whether the
     rule may replace an earlier registration of its owner. For messages, `label` is the name and version of the owner,
@@ -214,7 +214,7 @@ class Registry:
 
 
 class Table(Shown):
-    """Implementations and grad rules of one owner. A table has no effect until installed, or passed to an executor.
+    """Implementations and grad rules of an owner. A table has no effect until installed, or passed to an executor.
 
     A `target` is a function of PyTorch, an operator overload or packet, a custom operator, or a name.
 
@@ -233,8 +233,8 @@ class Table(Shown):
 
         Args:
             target: the operator.
-            checker: a function of the call that returns True, or the reason to decline it.
-            override: whether it replaces an earlier function for the same operator.
+            checker: a function of the call, returning True or the reason to decline.
+            override: whether to replace an earlier function for the same operator.
 
         Returns:
             A decorator.
@@ -253,8 +253,8 @@ class Table(Shown):
 
         Args:
             target: the operator.
-            checker: a function of the call that returns True, or the reason to decline it.
-            override: whether it replaces an earlier rule for the same operator.
+            checker: a function of the call, returning True or the reason to decline.
+            override: whether to replace an earlier rule for the same operator.
 
         Returns:
             A decorator.
@@ -271,8 +271,8 @@ class Table(Shown):
 
         Args:
             target: the operator.
-            checker: a function of the call that returns True, or the reason to decline it.
-            override: whether it replaces an earlier rule for the same operator.
+            checker: a function of the call, returning True or the reason to decline.
+            override: whether to replace an earlier rule for the same operator.
 
         Returns:
             A decorator.
@@ -297,8 +297,8 @@ class Table(Shown):
             target: the operator.
             forward: `forward(*args, **kwargs) -> (outputs, residuals)`.
             backward: `backward(*residuals, *grad_outputs)` returns one gradient for each tensor argument, or None.
-            checker: a function of the call that returns True, or the reason to decline it.
-            override: whether it replaces an earlier rule for the same operator.
+            checker: a function of the call, returning True or the reason to decline.
+            override: whether to replace an earlier rule for the same operator.
 
         Raises:
             RegistrationError: `target` names no operator, or has a rule already.

@@ -41,7 +41,7 @@ class Applied:
 
 
 class OwnGradient(Protocol):
-    """The derivative of a feature's symbol that a rule could not express (`Symbol.gradient`)."""
+    """The derivative of a feature's symbol, inexpressible as a rule (`Symbol.gradient`)."""
 
     def origin(self, item: BoundSymbol) -> RuleOrigin:
         """Return the origin of the rule."""
@@ -52,7 +52,7 @@ class OwnGradient(Protocol):
         ...
 
     def constant(self, item: BoundSymbol) -> tuple[BoundSymbol, ...]:
-        """Return the lines of a call for which no gradient is needed."""
+        """Return the lines of a call without need for a gradient."""
         ...
 
     def linearise(self, item: BoundSymbol, doors: Doors, higher_order: bool) -> Applied:
@@ -65,7 +65,7 @@ class _Transform:
     """State of `get_grad` and `put_grad` while a grad transform runs: grad outputs by output, and gradients."""
 
     recorder: Recorder
-    asked: dict[torch.Tensor, TensorProxy] = field(default_factory=dict)
+    grad_outputs: dict[torch.Tensor, TensorProxy] = field(default_factory=dict)
     put: list[tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=list)
 
 
@@ -78,7 +78,7 @@ def get_grad(output: torch.Tensor) -> torch.Tensor:
     """Return the gradient of a value, inside a grad transform.
 
     Args:
-        output: a value that the transform returns.
+        output: a value returned by the transform.
 
     Returns:
         Its gradient, with the same shape, dtype and device.
@@ -86,7 +86,7 @@ def get_grad(output: torch.Tensor) -> torch.Tensor:
     state = _running("get_grad")
     names, tracker = state.recorder.tape.names, state.recorder.tracker
     proxy = tracker.proxy_of(output)
-    if output not in state.asked:
+    if output not in state.grad_outputs:
         dense = tuple(
             math.prod(max(size, 1) for size in proxy.shape[i + 1 :])
             for i in range(len(proxy.shape))
@@ -94,8 +94,8 @@ def get_grad(output: torch.Tensor) -> torch.Tensor:
         cotangent = replace(
             proxy, name=names.fresh(), stride=dense, storage_offset=0, requires_grad=False
         )
-        state.asked[output] = cotangent
-    return tracker.wrapper_for(state.asked[output])
+        state.grad_outputs[output] = cotangent
+    return tracker.wrapper_for(state.grad_outputs[output])
 
 
 def put_grad(argument: torch.Tensor, gradient: torch.Tensor | None) -> None:
@@ -141,10 +141,10 @@ class _Application:
         self.recorder = doors.recorder
         self.tracker = self.recorder.tracker
         with self._recording():
-            given = bound_symbol.args, dict(bound_symbol.kwargs)
-            self.args, self.kwargs = map_proxies(self.tracker.wrapper_for, given)
+            arguments = bound_symbol.args, dict(bound_symbol.kwargs)
+            self.args, self.kwargs = map_proxies(self.tracker.wrapper_for, arguments)
             self.tensors = list(tensors_in((self.args, self.kwargs)))
-            self.given = self._standing(self.tensors)
+            self.argument_proxies = self._standing(self.tensors)
 
     def pair(self) -> Applied:
         """Apply the core form, `rule(*args, **kwargs) -> (outputs, pullback)`, or an augmented pair.
@@ -164,30 +164,30 @@ class _Application:
                 or (backward is None and not callable(result[1]))
             ):
                 raise self._error(f"must return (outputs, {second})")
-            made = self._outputs(result[0])
+            results = self._outputs(result[0])
         pullback: Callable[..., Any] = result[1]
         half = pullback if backward is None else backward
         if backward is not None:
             residuals = result[1] if isinstance(result[1], (tuple, list)) else (result[1],)
             pullback = functools.partial(backward, *residuals)
-        forward, outputs = self._named(self.recorder.tape.take(), made)
+        forward, outputs = self._named(self.recorder.tape.take(), results)
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
             self.running = half
             with self._recording():
-                given = [
+                grad_outputs = [
                     self._materialised(grad, output)
                     for grad, output in zip(grads, outputs, strict=True)
                 ]
-                seen = [*self.tensors, *tensors_in(result[0])]
-                before = self._standing(seen)
+                tensors = [*self.tensors, *tensors_in(result[0])]
+                before = self._standing(tensors)
                 with torch.set_grad_enabled(self.higher_order):
-                    found = self._gradients(pullback(*given))
-                if self._standing(seen) != before:
+                    gradients = self._gradients(pullback(*grad_outputs))
+                if self._standing(tensors) != before:
                     raise self._error(
                         "has a pullback that writes in place to an argument or a result; write to a clone"
                     )
-            return splice_escaping(self.recorder.tape.take(), proxies(found)), found
+            return splice_escaping(self.recorder.tape.take(), proxies(gradients)), gradients
 
         return Applied(forward, outputs, pull)
 
@@ -198,19 +198,19 @@ class _Application:
         try:
             _transform.set(state)
             with self._recording(), torch.enable_grad():
-                made = self._outputs(self.rule.fn(*self.args, **self.kwargs))
-                asked = self._asked(state, made)
+                results = self._outputs(self.rule.fn(*self.args, **self.kwargs))
+                grad_outputs = self._grad_outputs(state, results)
                 gradients = self._put(state)
         finally:
             change.undo()
-        spliced = splice_escaping(self.recorder.tape.take(), proxies((made, gradients)))
-        recorded, outputs = self._named(spliced, made)
-        forward, backward = _split(recorded, proxies(asked))
+        spliced = splice_escaping(self.recorder.tape.take(), proxies((results, gradients)))
+        recorded, outputs = self._named(spliced, results)
+        forward, backward = _split(recorded, proxies(grad_outputs))
 
         def pull(grads: Grads) -> tuple[tuple[BoundSymbol, ...], Grads]:
             env: dict[str, TensorProxy] = {}
             with self._recording():
-                for cotangent, grad, output in zip(asked, grads, outputs, strict=True):
+                for cotangent, grad, output in zip(grad_outputs, grads, outputs, strict=True):
                     if (
                         cotangent is not None
                         and (tensor := self._materialised(grad, output)) is not None
@@ -225,17 +225,17 @@ class _Application:
         self, recorded: tuple[BoundSymbol, ...], outputs: tuple[TensorProxy, ...]
     ) -> tuple[tuple[BoundSymbol, ...], tuple[TensorProxy, ...]]:
         """Return the recorded forward, with the operator's own names for outputs computed there."""
-        made = {proxy.name for item in recorded for proxy in item.outputs}
+        local_names = {proxy.name for item in recorded for proxy in item.outputs}
         env: dict[str, TensorProxy] = {}
         named: list[TensorProxy] = []
         identities: list[BoundSymbol] = []
         theirs, places = storages([self.bound_symbol]), storages(recorded)
-        given = {proxy.name for proxy in self.given}
+        names = {proxy.name for proxy in self.argument_proxies}
         for output, original in zip(outputs, self.bound_symbol.outputs, strict=True):
-            if original.name not in theirs and places.get(output.name, output.name) in given:
+            if original.name not in theirs and places.get(output.name, output.name) in names:
                 raise self._error("returns an argument or a view of it; return a clone")
             named.append(replace(output, name=original.name, requires_grad=original.requires_grad))
-            if output.name in made and output.name not in env:
+            if output.name in local_names and output.name not in env:
                 env[output.name] = named[-1]
                 self.recorder.values.rename(output, named[-1])
             else:
@@ -258,51 +258,51 @@ class _Application:
         return [self.tracker.proxy_of(tensor) for tensor in tensors]
 
     def _outputs(self, result: object) -> tuple[TensorProxy, ...]:
-        if self._standing(self.tensors) != self.given:
+        if self._standing(self.tensors) != self.argument_proxies:
             raise self._error("writes in place to an argument; write to a clone")
-        made, expected = list(tensors_in(result)), self.bound_symbol.outputs
-        if len(made) != len(expected):
-            raise self._error(f"returns {len(made)} outputs, the operator has {len(expected)}")
-        pairs = enumerate(zip(made, expected, strict=True))
+        tensors, expected = list(tensors_in(result)), self.bound_symbol.outputs
+        if len(tensors) != len(expected):
+            raise self._error(f"returns {len(tensors)} outputs, the operator has {len(expected)}")
+        pairs = enumerate(zip(tensors, expected, strict=True))
         return tuple(
             self._checked(tensor, proxy, f"output {index}") for index, (tensor, proxy) in pairs
         )
 
     def _gradients(self, result: object) -> Grads:
-        given = result if isinstance(result, (tuple, list)) else (result,)
+        grads = result if isinstance(result, (tuple, list)) else (result,)
         count = len(self.tensors)
-        if len(given) != count:
+        if len(grads) != count:
             raise self._error(
-                f"gives {len(given)} gradients for {count} tensor arguments (None where there is none)"
+                f"gives {len(grads)} gradients for {count} tensor arguments (None where there is none)"
             )
-        found: list[TensorProxy | None] = []
-        for index, (grad, argument) in enumerate(zip(given, self.bound_symbol.inputs, strict=True)):
+        results: list[TensorProxy | None] = []
+        for index, (grad, argument) in enumerate(zip(grads, self.bound_symbol.inputs, strict=True)):
             if grad is not None and not isinstance(grad, torch.Tensor):
                 raise self._error(
                     f"gives a {type(grad).__name__} as the gradient of argument {index}"
                 )
             what = f"the gradient of tensor argument {index}"
-            found.append(None if grad is None else self._checked(grad, argument, what))
-        return tuple(found)
+            results.append(None if grad is None else self._checked(grad, argument, what))
+        return tuple(results)
 
     def _checked(self, tensor: torch.Tensor, expected: TensorProxy, what: str) -> TensorProxy:
         proxy = self.tracker.proxy_of(tensor)
         for attribute in ("shape", "dtype", "device"):
-            got, wanted = getattr(proxy, attribute), getattr(expected, attribute)
-            if got != wanted:
-                raise self._error(f"{what} has {attribute} {got}, expected {wanted}")
+            actual, reference = getattr(proxy, attribute), getattr(expected, attribute)
+            if actual != reference:
+                raise self._error(f"{what} has {attribute} {actual}, expected {reference}")
         return proxy
 
-    def _asked(self, state: _Transform, outputs: tuple[TensorProxy, ...]) -> Grads:
+    def _grad_outputs(self, state: _Transform, outputs: tuple[TensorProxy, ...]) -> Grads:
         """Return the grad output of each output, or None where the transform did not ask."""
-        asked = {
+        grad_outputs = {
             self.tracker.proxy_of(tensor).name: cotangent
-            for tensor, cotangent in state.asked.items()
+            for tensor, cotangent in state.grad_outputs.items()
         }
-        found = tuple(asked.pop(proxy.name, None) for proxy in outputs)
-        if asked:
+        by_output = tuple(grad_outputs.pop(proxy.name, None) for proxy in outputs)
+        if grad_outputs:
             raise self._error("calls get_grad on something that it does not return")
-        return found
+        return by_output
 
     def _put(self, state: _Transform) -> Grads:
         """Return the gradient of each tensor argument, or None where the transform gave none."""
@@ -310,8 +310,8 @@ class _Application:
         for argument, gradient in state.put:
             if not any(argument is tensor for tensor in self.tensors):
                 raise self._error("calls put_grad on something that is no tensor argument")
-            known = sums.get(argument)
-            sums[argument] = gradient if known is None or gradient is None else known + gradient
+            total = sums.get(argument)
+            sums[argument] = gradient if total is None or gradient is None else total + gradient
         for index, (tensor, proxy) in enumerate(
             zip(self.tensors, self.bound_symbol.inputs, strict=True)
         ):
@@ -343,18 +343,18 @@ class _Application:
 
 
 def _line_in(function: Callable[..., Any], error: Exception) -> str:
-    """Return the place in the file of a function that raised an error."""
+    """Return the place in the file of a function, where an error was raised."""
     while isinstance(function, functools.partial):
         function = function.func
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
-    lines = [one for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f", in {Path(lines[-1].filename).name}:{lines[-1].lineno}" if lines else ""
 
 
 def _split(
     recorded: tuple[BoundSymbol, ...], cotangents: Iterable[TensorProxy]
 ) -> tuple[tuple[BoundSymbol, ...], tuple[BoundSymbol, ...]]:
-    """Return the lines that do not depend on the grad outputs, and those that do."""
+    """Return the lines independent of the grad outputs, and the dependent lines."""
     dependent = {proxy.name for proxy in cotangents}
     forward: list[BoundSymbol] = []
     backward: list[BoundSymbol] = []

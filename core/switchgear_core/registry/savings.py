@@ -1,4 +1,4 @@
-"""The choice of the tensors that a forward saves for its backward: the protocol, and the default."""
+"""The choice of the tensors saved by a forward for its backward: the protocol, and the default."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Problem:
         count: the number of the forward's outputs; the other outputs of the joint trace are gradients.
         forward: the lines of the forward.
         later: the lines of the backward.
-        read: the values of the forward, inputs included, that the backward reads.
-        overwritten: the names of the values that are saved as copies, because the call overwrites them.
+        read: the values of the forward, inputs included, read by the backward.
+        overwritten: the names of the values saved as copies, because the call overwrites them.
         residuals: the values that grad rules chose to save, by name, with the rules.
         names: the source of names for new values.
         fuses: whether an executor of the call fuses lines.
-        eager_bytes: returns the bytes that eager mode saves, without inputs.
+        eager_bytes: returns the bytes saved by eager mode, without inputs.
     """
 
     trace: Trace
@@ -54,10 +54,10 @@ class Saving:
     """A choice of saved values; the backward recomputes all others that it reads, except inputs.
 
     Attributes:
-        saved: the names of the saved values. Random numbers are among them.
+        saved: the names of the saved values, random numbers included.
         body: the lines that recompute; they compute all values of the forward.
         reason: returns why a value is saved, from the value and the line that computes it.
-        packed: for a value saved in another form, by name, the line that packs it and the line that unpacks it.
+        packed: for a value saved in another form, by name, the packing line and the unpacking line.
     """
 
     saved: frozenset[str]
@@ -71,11 +71,11 @@ class Savings(Protocol):
 
     @property
     def option(self) -> object:
-        """The value of the option `memory` that asks for it."""
+        """The value of the option `memory` for the choice."""
 
     @property
     def is_eager_unfused(self) -> bool:
-        """Whether it saves the same values as eager mode where no executor fuses."""
+        """Whether the choice saves the same values as eager mode where no executor fuses."""
 
     def choose(self, problem: Problem) -> Saving:
         """Choose the saved values of a forward."""
@@ -83,9 +83,9 @@ class Savings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AsEager:
-    """Saves the values that the backward reads, as eager mode does; a view is recomputed from its base.
+    """Saves the values read by the backward, as eager mode does; a view is recomputed from its base.
 
-    Of an overwritten base and its views, those that make the smaller copies are saved.
+    Of an overwritten base and its views, the smaller copies are saved.
     """
 
     option = "eager"
@@ -95,10 +95,10 @@ class AsEager:
         """Choose the saved values of a forward."""
         required = {proxy.name for proxy in problem.read}
         saved: set[str] = set()
-        # for each overwritten base, the copies that suffice for its views, with their bytes
+        # for each overwritten base, the copies sufficient for its views, with their bytes
         copies: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        inputs = [(one, None) for one in problem.trace.inputs if one.name in problem.overwritten]
-        computed = [(one, item) for item in reversed(problem.forward) for one in item.outputs]
+        inputs = [(p, None) for p in problem.trace.inputs if p.name in problem.overwritten]
+        computed = [(p, item) for item in reversed(problem.forward) for p in item.outputs]
         for proxy, item in (*computed, *inputs):
             name = proxy.name
             if name not in required and name not in copies:
@@ -124,11 +124,11 @@ AS_EAGER = AsEager()
 
 
 def _bases(item: BoundSymbol | None, overwritten: Set[str]) -> tuple[str, ...]:
-    """Return the names of the arguments from which a view is recomputed; empty for a line that is not recomputed."""
+    """Return the names of the arguments from which a view is recomputed; empty for other lines."""
     if item is None or not is_view(item):
         return ()
     if item.symbol.fn is _AS_STRIDED and not overwritten.isdisjoint(p.name for p in item.outputs):
-        return ()  # its place in memory is not that of the copy
+        return ()  # its place in memory differs from the copy's
     return tuple([proxy.name for proxy in item.inputs])
 
 

@@ -22,7 +22,7 @@ PATIENCE = 120.0
 def crashes() -> dict[EntryPoint, str]:
     """Return how plugins crashed or hung in their import, or when asked whether they can run here.
 
-    Such plugins are no longer imported in this process.
+    Such plugins are no longer imported in the current process.
     """
     entries = loaded_once().untried
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -70,7 +70,7 @@ def _outcome(entry: EntryPoint) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Load one plugin and exit at once, whatever it has started."""
+    """Load a plugin and exit at once, whatever it has started."""
     name, value = arguments
     warnings.simplefilter("ignore")
     _ = load([EntryPoint(name, value, PROJECT)]).report

@@ -21,7 +21,7 @@ from switchgear_core.torch_private.names import private
 
 
 def is_one_of_several(view: torch.Tensor) -> bool:
-    """Check whether a view was created together with others; autograd refuses it once its base is written to."""
+    """Check whether a view was created together with others; autograd refuses such a view after a write to its base."""
     several = torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
     return view._is_view() and torch._C._autograd._get_creation_meta(view) == several
 

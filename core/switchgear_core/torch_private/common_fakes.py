@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 
 def _overloads(names: str) -> frozenset[OpOverload]:
-    """Return the existing operators of these names."""
+    """Return the existing operators of the given names."""
     parts = [name.split(".") for name in names.split()]
     return frozenset(
         getattr(getattr(aten, packet), overload)

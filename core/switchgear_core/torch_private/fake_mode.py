@@ -190,7 +190,7 @@ class _Result:
 
 
 def _result(mode: FakeMode, entry: _Result, args: tuple[object, ...]) -> object:
-    """Return fresh fake tensors, as an operator creates them from these arguments."""
+    """Return fresh fake tensors, as an operator creates them from the given arguments."""
     fakes = [
         item and fake_of_layout(mode, item[0], None if item[1] is None else args[item[1]])
         for item in entry.items

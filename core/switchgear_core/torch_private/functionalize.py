@@ -85,7 +85,7 @@ def storage_keys(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def none_share_storage(tensors: Sequence[torch.Tensor]) -> bool:
-    """Check whether all `storage_keys` differ, in one call."""
+    """Check whether all `storage_keys` differ, in a single call."""
     return not torch._C._any_output_is_alias_to_input_or_output((), {}, tuple(tensors))
 
 

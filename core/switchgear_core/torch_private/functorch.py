@@ -32,7 +32,7 @@ def functorch_operands(
 
 
 def tracers_refused(refuse: Callable[[str], None]) -> AbstractContextManager[None]:
-    """Return a context that calls `refuse(name)` for a tracing `torch.func` transform on this thread."""
+    """Return a context that calls `refuse(name)` for a tracing `torch.func` transform on the current thread."""
 
     def refused(name: str, original: Any, *args: Any) -> Any:
         refuse(name)

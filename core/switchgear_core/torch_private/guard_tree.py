@@ -266,7 +266,7 @@ class _Tree(_Node):
         self._tests.append((_TESTS[name](*args[:-2]), node.number, args[-2]))
 
     def compiled(self) -> Callable[[object], object]:
-        """Return the guards as one generated function."""
+        """Return the guards as a generated function."""
         scope = self._scope
         conditions = []
         for index, (test, number, _) in enumerate(self._tests):

@@ -254,7 +254,7 @@ def rare_modes() -> tuple[object, ...]:
 
 
 def rare_modes_noticed(note: Callable[[], object]) -> AbstractContextManager[None]:
-    """Return a context that calls `note` when other code of this thread reads or sets a mode of `rare_modes`."""
+    """Return a context that calls `note` when other code of the current thread reads or sets a mode of `rare_modes`."""
 
     def noticed(original: Callable[..., object], *args: object, **kwargs: object) -> object:
         note()

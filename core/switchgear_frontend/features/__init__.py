@@ -46,7 +46,7 @@ BUILT_IN = (
 
 @hookimpl
 def switchgear_features() -> tuple[Feature, ...]:
-    """Bring them."""
+    """Return the features."""
     return BUILT_IN
 
 

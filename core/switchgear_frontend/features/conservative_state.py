@@ -53,10 +53,10 @@ def _is_fixed(module: object) -> bool:
     return package in _PACKAGES or package in own.PACKAGES
 
 
-def _same(one: object, other: object) -> bool:
-    if one is other:
+def _same(first: object, second: object) -> bool:
+    if first is second:
         return True
-    return type(one) is type(other) and isinstance(one, _ATOMS) and one == other
+    return type(first) is type(second) and isinstance(first, _ATOMS) and first == second
 
 
 @dataclass(frozen=True, slots=True, eq=False)

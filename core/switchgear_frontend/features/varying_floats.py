@@ -1,4 +1,4 @@
-"""Floats that change between calls, as operands of arithmetic and comparisons: tensors of one element."""
+"""Floats that change between calls, as operands of arithmetic and comparisons: tensors of a single element."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from switchgear_core.record.handler import PASS, Handler
 from switchgear_core.record.recorder import Recorder
 from switchgear_frontend.floats import Float, operand
 
-#: Functions whose kernels give the same bits for a number and for a tensor of one element.
+#: Functions whose kernels give the same bits for a number and for a tensor of a single element.
 _NAMES = (
     *("add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "rsub"),
     *("lt", "le", "gt", "ge", "eq", "ne", "less", "less_equal", "greater", "greater_equal"),

@@ -1,4 +1,4 @@
-"""The page: an explanation as one HTML file that needs no network."""
+"""The page: an explanation as an HTML file that needs no network."""
 
 from __future__ import annotations
 

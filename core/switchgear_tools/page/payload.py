@@ -18,7 +18,7 @@ from switchgear_tools.facts import ExplainedProgram, Facts, by_executor
 from switchgear_tools.lifetimes import lifetimes
 from switchgear_tools.ranges import label_of
 
-#: Programs with more than `MOST` lines are folded: up to `FOLDED` lines of one module become one.
+#: Programs with more than `MOST` lines are folded: up to `FOLDED` lines of a module become one.
 MOST, FOLDED = 50_000, 100
 #: Programs with more lines are shown without their stages.
 MOST_WITH_STAGES = 20_000
@@ -110,7 +110,7 @@ def _graph(
     parts = [forward, *[_Program(program, tables, forward) for program in programs[1:]]]
     names = {proxy.name for proxy in programs[0].trace.outputs if proxy is not None}
     names |= programs[0].held
-    contents = [part.written(lines) for part in parts]
+    contents = [part.contents(lines) for part in parts]
     if lines > MOST:
         _fold(contents)
     saved = [asdict(value) for value in facts.saved if value.name in names]
@@ -196,7 +196,7 @@ class _Program:
             f"its forward line does not run, because a pass left it out: {names} = {forward.symbol.name}{place}"
         )
 
-    def written(self, lines: int) -> dict[str, Any]:
+    def contents(self, lines: int) -> dict[str, Any]:
         """Return rows, stages, and the lifetimes of values."""
         stages = self._program.stages if lines <= MOST_WITH_STAGES else ()
         values = lifetimes(self._trace, self._program.held)
@@ -233,7 +233,7 @@ def _stages(stages: Iterable[Trace], tables: _Tables) -> Iterator[dict[str, Any]
 
 
 def _fold(programs: list[dict[str, Any]]) -> None:
-    """Replace adjacent rows of one module and executor with one row."""
+    """Replace adjacent rows of a module and executor with a single row."""
     places: dict[int, int] = {}
     for program in programs:
         groups: list[Row] = []

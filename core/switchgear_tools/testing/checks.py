@@ -39,7 +39,7 @@ from switchgear_tools.testing.comparison import (
 )
 from switchgear_tools.testing.samples import Sample, samples_of, variants
 
-#: The most failures that are told of one operator.
+#: The most failures that are told of an operator.
 _TOLD = 5
 #: How the names of PyTorch's operators begin.
 _PYTORCHS = ("torch.", "aten.")

@@ -117,7 +117,7 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
         bound.apply_defaults()
         args, kwargs = bound.args[len(placeholder) :], bound.kwargs
     args = tuple([recorder.adopted(arg) if isinstance(arg, torch.Tensor) else arg for arg in args])
-    operands = tuple([_given(recorder, arg) for arg in args])
+    operands = tuple([_traced_argument(recorder, arg) for arg in args])
     context = Context()
     # operators that PyTorch itself dispatches on the results are not calls of the user
     call = Call(None, grad_enabled=torch.is_grad_enabled())
@@ -139,7 +139,7 @@ def _apply(original: Callable[..., Any], function: Any, *args: Any, **kwargs: An
     return result
 
 
-def _given(recorder: Recorder, arg: object) -> object:
+def _traced_argument(recorder: Recorder, arg: object) -> object:
     """Return an argument for a trace: tensors in it become proxies."""
     if not holds_tensors(arg):
         return arg

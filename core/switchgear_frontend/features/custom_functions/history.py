@@ -1,4 +1,4 @@
-"""The history of a Function's results: one symbol, whose gradient is the class's own backward."""
+"""The history of a Function's results: a single symbol, whose gradient is the class's own backward."""
 
 from __future__ import annotations
 
