@@ -36,4 +36,4 @@ def is_one_operator(training: Training, selection: Selection) -> bool:
     owner = forward[0].implementation.owner if forward[0].implementation else ""
     label = training.forward.blame[owner][0]
     foreign = {placement.name for placement in selection.passes if placement.owner != label}
-    return foreign.isdisjoint(mark.name for item in programs for mark in item.stages[-1].provenance)
+    return foreign.isdisjoint(mark.name for one in programs for mark in one.stages[-1].provenance)

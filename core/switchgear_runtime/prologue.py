@@ -108,7 +108,7 @@ def make_prologue(
     tensors: list[torch.Tensor],
     unread: Container[int] = (),
 ) -> Prologue:
-    """Return the prologue of the entry captured for the given arguments.
+    """Return the prologue of the entry captured for these arguments.
 
     Args:
         tensors: the trace's inputs at the capture.

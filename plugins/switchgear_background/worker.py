@@ -126,7 +126,7 @@ def _selection(task: dict[str, Any], answers: Answers) -> Selection:
     return replace(
         selection,
         choosers=selection.choosers if task["is_measured"] else (),
-        passes=tuple([placement for placement in selection.passes if placement.name in names]),
+        passes=tuple([one for one in selection.passes if one.name in names]),
         preferences=task["preferences"],
         written=answers,
     )

@@ -1,4 +1,4 @@
-"""The wrappers of a program under capture: the last seen fake of each, and its history."""
+"""The wrappers of a program under capture: the fake that each stood for when last seen, and its history."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AS_IT_IS = contextlib.nullcontext()
 
 @dataclass(slots=True, eq=False)
 class Tracked:
-    """The last known state of a wrapper: its fake, its autograd history and its version."""
+    """The last known state of a wrapper: the fake that it stood for, its autograd history and its version."""
 
     wrapper: torch.Tensor
     fake: torch.Tensor
@@ -38,15 +38,15 @@ class Writes:
 
     #: Storage keys of values written to a tensor.
     memory: set[int] = field(default_factory=set)
-    #: Names of inputs written to unseen by autograd.
+    #: Names of inputs that were written to unseen by autograd.
     unseen: set[str] = field(default_factory=set)
-    #: Names of values overwritten without a new version of the tensor: through `.data`.
+    #: Names of values that were overwritten without a new version of the tensor: through `.data`.
     hidden: set[str] = field(default_factory=set)
     #: Results of `.data`, by id: each counts its own versions.
     apart: dict[int, torch.Tensor] = field(default_factory=dict)
     #: Views, by id, whose base was reshaped in place later, or written to unseen by autograd.
     outdated: dict[int, torch.Tensor] = field(default_factory=dict)
-    #: Whether functionalization may recreate views before their reads.
+    #: Whether functionalization may recreate views before they are read.
     remakes_views: bool = False
     #: Whether sizes or strides of any tensor were changed in place.
     reshapes: bool = False
@@ -68,11 +68,11 @@ class Wrappers:
         return id(wrapper) in self._tracked
 
     def last_fake(self, wrapper: torch.Tensor) -> torch.Tensor:
-        """Return the last seen fake of a wrapper."""
+        """Return the fake that a wrapper stood for when last seen."""
         return self._tracked[id(wrapper)].fake
 
     def fake_of(self, wrapper: torch.Tensor) -> torch.Tensor:
-        """Return the current fake of a wrapper."""
+        """Return the fake that a wrapper stands for now."""
         tracked = self._tracked.get(id(wrapper))
         # a view recreated from its base keeps its autograd state, whatever the current grad mode
         is_tracked = tracked is not None and wrapper.requires_grad and not torch.is_grad_enabled()
@@ -84,7 +84,7 @@ class Wrappers:
         return not self.writes.apart.keys().isdisjoint((id(wrapper), id(wrapper._base)))
 
     def is_overwritten(self, proxy: TensorProxy) -> bool:
-        """Check whether the first tensor of a value has been written to since."""
+        """Check whether the tensor that first held a value has been written to since."""
         holder = self._holders.get(proxy.name)
         if holder is None:
             return False
@@ -132,7 +132,7 @@ class Wrappers:
         requires_grad: bool,
         commit: bool,
     ) -> torch.Tensor:
-        """Record another fake for a wrapper; with `commit` its aliases follow."""
+        """Record a call that gives a wrapper another fake; with `commit` its aliases follow."""
         with self._tape.paused(), internals.outside_autograd():
             fake = make(internals.unwrap(wrapper))
         self._tape.record(symbol, args, self.values.define(fake, requires_grad))
