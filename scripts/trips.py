@@ -35,7 +35,7 @@ import torch
 import switchgear as sg
 
 #: Limits, which may only fall.
-MOST_STAYS, MOST_CLIMBS = 87, 27
+MOST_STAYS, MOST_CLIMBS = 86, 27
 MOST_STAYS_OF_A_RULE, MOST_CLIMBS_OF_A_RULE = 17, 4
 MOST_FILES_OF_A_HIT = 4
 

@@ -19,12 +19,12 @@ from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
 from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import BoundSymbol
-from switchgear_core.record.history import history_of, is_spoiled, same_history, version_of
 from switchgear_core.record.inputs import RecordedInput
 from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.signature import check_returned
 from switchgear_core.record.sizes import fixed
 from switchgear_core.record.structure import Structure, flatten
+from switchgear_core.record.tracker import history_of, is_spoiled, same_history, version_of
 from switchgear_frontend.lineage import Lineage, Lineages
 
 

@@ -25,8 +25,8 @@ from switchgear_core.ir.symbol import BoundSymbol, map_proxies
 from switchgear_core.nearness import in_float64, tolerances
 from switchgear_core.nesting import map_tensors, tensors_in, twin
 from switchgear_core.passes.pipeline import Program
-from switchgear_core.record.history import version_of
 from switchgear_core.record.sizes import has_numbers
+from switchgear_core.record.tracker import version_of
 from switchgear_core.registry.isolation import restoring
 from switchgear_runtime.walk import function_of, walk
 

@@ -11,7 +11,6 @@ from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
 from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import BoundSymbol
-from switchgear_core.record.history import history_of, version_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,17 +61,12 @@ class Inputs:
         entry = self.of(tensor)
         return entry.wrapper if entry else None
 
-    def add(
-        self, tensor: torch.Tensor, wrapper: torch.Tensor, proxy: TensorProxy, is_view: bool
-    ) -> None:
+    def add(self, entry: RecordedInput) -> None:
         """Make an outside tensor an input."""
-        wrapper.__class__ = type(tensor)  # a Parameter shows its class
-        storage, version = internals.storage_key(wrapper), version_of(wrapper)
-        history = history_of(wrapper)
-        entry = RecordedInput(tensor, wrapper, proxy, history, is_view, storage, version)
+        entry.wrapper.__class__ = type(entry.tensor)  # a Parameter shows its class
         self._inputs.append(entry)
-        self._by_id[id(tensor)] = entry
-        self._by_id.setdefault(id(wrapper), entry)
+        self._by_id[id(entry.tensor)] = entry
+        self._by_id.setdefault(id(entry.wrapper), entry)
 
     def generator(self, generator: torch.Generator, here: Callable[[], str]) -> torch.Generator:
         """Return the generator among the arguments for a generator or its stand-in."""

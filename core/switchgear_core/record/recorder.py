@@ -25,7 +25,7 @@ from switchgear_core.record.guards import Guard
 from switchgear_core.record.inputs import Inputs, RecordedInput
 from switchgear_core.record.sizes import active_sizes
 from switchgear_core.record.tape import Tape
-from switchgear_core.record.tracker import Tracker
+from switchgear_core.record.tracker import Tracker, history_of, version_of
 from switchgear_core.record.values import Values
 
 
@@ -258,7 +258,11 @@ class Recorder:
             if wrapper is None:
                 wrapper = self.tracker.wrapper_for(proxy, leaf=tensor.is_leaf, autograd=True)
             self.tracker.reconcile(wrapper)
-            self.inputs.add(tensor, wrapper, proxy, view is not None)
+            history, is_view = history_of(wrapper), view is not None
+            storage, version = internals.storage_key(wrapper), version_of(wrapper)
+            self.inputs.add(
+                RecordedInput(tensor, wrapper, proxy, history, is_view, storage, version)
+            )
         return wrapper
 
     def track_outputs(self, result: object) -> object:

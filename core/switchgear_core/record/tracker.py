@@ -19,13 +19,46 @@ from switchgear_core.errors import Unsupported
 from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import Symbol
 from switchgear_core.ir.writes import NEW_LEAF, RESTRIDE, SET_VALUE, restride
-from switchgear_core.record.history import has_no_past, history_of, same_history, version_of
 from switchgear_core.record.inputs import Inputs, RecordedInput
 from switchgear_core.record.tape import Tape
 from switchgear_core.record.values import Values
 
 DETACH = Symbol("aten.detach.default", torch.ops.aten.detach.default)
 _AS_IT_IS = contextlib.nullcontext()
+_UNSEEN = object()
+
+
+def history_of(tensor: torch.Tensor) -> object:
+    """Return the autograd history of a tensor, for comparison by `same_history`."""
+    if not tensor.requires_grad:
+        return None
+    try:
+        return (tensor.grad_fn, tensor.output_nr)
+    except (RuntimeError, IndexError):
+        # autograd refuses to answer, and saw nothing: a view made under no_grad whose base was written to, or whose
+        # base has become too small by a reshape in place
+        return _UNSEEN
+
+
+def same_history(left: object, right: object) -> bool:
+    """Check whether two results of `history_of` are the same history."""
+    return left is _UNSEEN or right is _UNSEEN or left == right
+
+
+def is_spoiled(tensor: torch.Tensor) -> bool:
+    """Check whether autograd refuses to answer about a tensor: a view whose base was written to."""
+    return history_of(tensor) is _UNSEEN
+
+
+def has_no_past(tensor: torch.Tensor) -> bool:
+    """Check whether a tensor has no autograd history."""
+    history = history_of(tensor)
+    return history is None or (isinstance(history, tuple) and history[0] is None)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how many writes to a tensor's memory autograd has seen; 0 for inference tensors, which have no version."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 @dataclass(slots=True, eq=False)
