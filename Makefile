@@ -93,7 +93,7 @@ format: $(STAMP) ## rewrite the files as `make lint` wants them
 	@$(PY) -m ruff format .
 
 wheel-check: $(STAMP) ## build all wheels, install them into a clean environment, require a clean plugin report; WHEELS=FOLDER keeps them
-	@$(PY) scripts/check_wheel.py --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)" $(if $(WHEELS),--wheels "$(WHEELS)")
+	@$(PY) -m scripts.check_wheel --torch "$(TORCH)" --torch-index "$(TORCH_INDEX)" $(if $(WHEELS),--wheels "$(WHEELS)")
 
 benchmarks: $(STAMP) ## every benchmark, peers side by side; takes an hour, BENCHMARK_ARGS=throughput picks
 	@$(PY) -m benchmarks $(BENCHMARK_ARGS)
