@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from switchgear.jit import last_entry
 from torch import Tensor, nn
 
 import switchgear as sg
@@ -20,6 +19,7 @@ from switchgear_core.ir.proxy import TensorProxy, is_dense
 from switchgear_core.ir.symbol import RECOMPUTED, BoundSymbol, Symbol
 from switchgear_core.ir.trace import Names, Trace
 from switchgear_core.registry.savings import AS_EAGER, Problem
+from switchgear_runtime.last_call import last_entry
 from tests.core.training import backward, leaf, lines
 from tests.oracle import assert_trains_as_eager, step
 
