@@ -106,22 +106,24 @@ _PLACES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        errors = importlib.import_module("switchgear_core.errors")
-        hint = errors.did_you_mean(name, __all__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    is_collecting = gc.isenabled()
-    gc.disable()  # half of the time would go to one collection of PyTorch's objects
-    try:
-        module = importlib.import_module(_MODULES.get(name) or _PLACES[name])
-    finally:
-        if is_collecting:
-            gc.enable()
-    value = module if name in _MODULES else getattr(module, name)
-    if name == "jit":
-        importlib.import_module("switchgear.options").document(value)
-    return globals().setdefault(name, value)
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        if name not in __all__:
+            errors = importlib.import_module("switchgear_core.errors")
+            hint = errors.did_you_mean(name, __all__)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+        is_collecting = gc.isenabled()
+        gc.disable()  # half of the time would go to one collection of PyTorch's objects
+        try:
+            module = importlib.import_module(_MODULES.get(name) or _PLACES[name])
+        finally:
+            if is_collecting:
+                gc.enable()
+        value = module if name in _MODULES else getattr(module, name)
+        if name == "jit":
+            importlib.import_module("switchgear.options").document(value)
+        return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:
