@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 import switchgear as sg
 from conftest import shipped
@@ -38,6 +43,22 @@ def test_models_are_as_in_eager(left_out: set[str], name: str) -> None:
         warnings.simplefilter("ignore", sg.errors.RecompileWarning)
         compare(name)
     assert left_out.isdisjoint(part.name for part in parts.installed_parts().all)
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_random_numbers_of_python_and_numpy_are_drawn_in_each_call(left_out: set[str], draw: Any) -> None:
+    def function(x: Tensor) -> Tensor:
+        return x * float(draw())
+
+    jitted = sg.jit(function, executors=["torch"])
+    outcomes = []
+    for run in (jitted, function):
+        random.seed(0)
+        np.random.seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", sg.errors.FallbackWarning)
+            outcomes.append([run(torch.ones(())).item() for _ in range(4)])
+    assert outcomes[0] == outcomes[1]
 
 
 def test_with_all_parts_state_is_compiled() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import pickle
 import random
 import sys
 import types
@@ -117,16 +118,12 @@ def _items(value: Any) -> _Content:
 
 
 def _refill(value: Any, content: _Content) -> None:
-    kind = dict if isinstance(value, dict) else set if isinstance(value, set) else None
-    if kind is None:
-        list.clear(value) if isinstance(value, list) else value.clear()
-        value.extend(item for _, item in content)
-    elif kind is dict:
-        dict.clear(value)
-        dict.update(value, dict(content))
-    else:
-        set.clear(value)
-        set.update(value, {item for _, item in content})
+    # not the methods of a subclass
+    kind: Any = next(kind for kind in (dict, set, list, deque) if isinstance(value, kind))
+    items = dict(content) if kind is dict else [item for _, item in content]
+    fill: Any = kind.update if kind in (dict, set) else kind.extend
+    kind.clear(value)
+    fill(value, items)
 
 
 def _content_of(cell: types.CellType) -> object:
@@ -164,7 +161,6 @@ class _Snapshot:
     values: list[object] = field(default_factory=list)
     #: Global variables by namespace and name.
     variables: dict[tuple[int, str], tuple[dict[str, object], object]] = field(default_factory=dict)
-    codes: set[int] = field(default_factory=set)
     failure: Unsupported | None = None
 
     def started(self, frame: types.FrameType) -> None:
@@ -272,6 +268,13 @@ class _Snapshot:
                 holder.write(content)
 
 
+def _draws() -> tuple[object, ...]:
+    """Return the states of the random streams of Python and NumPy, which compare by value."""
+    numpy = sys.modules.get("numpy")
+    states = (random.getstate(),)
+    return states if numpy is None else (*states, pickle.dumps(numpy.random.get_state()))
+
+
 class ConservativeState(Handler):
     """Comparer of all Python state that a function can reach."""
 
@@ -293,7 +296,7 @@ class ConservativeState(Handler):
         for root in roots:
             snapshot.reach(root, getattr(root, "__name__", type(root).__name__))
         code = RunningCode(snapshot.started, snapshot.called)
-        draws = random.getstate()
+        draws = _draws()
         change = Change(snapshot.put_back)
         try:
             with code.active(), replaced(recorder, "apart", code):
@@ -301,7 +304,7 @@ class ConservativeState(Handler):
             code.ran()
             if snapshot.failure is not None:
                 raise snapshot.failure
-            where = snapshot.changed() or ("random numbers" if random.getstate() != draws else "")
+            where = snapshot.changed() or ("random numbers" if _draws() != draws else "")
             if where:
                 raise Unsupported(
                     f"the function changes Python state ({where}); the part python_state repeats that in each call",
