@@ -70,9 +70,10 @@ def jit(
     if rest:
         raise TypeError(f"sg.jit takes options by name: sg.jit(f, executors={rest[0]!r})")
     parts = installed_parts()
-    check_options(parts.options, options)
-    warn_of_unknown_variables(parts.options)
-    settings = in_force(parts.options, options, os.environ)
+    declared = parts.options
+    check_options(declared, options)
+    warn_of_unknown_variables(declared)
+    settings = in_force(declared, options, os.environ)
     if function is None:
         return functools.partial(jit, **settings)
     _check_function(function)
@@ -82,7 +83,7 @@ def jit(
     tables = (rules,) if isinstance(rules, (Table, str)) else tuple(rules or ())
     selection = select(installed(executors, tables), executors, settings, parts)
     methods: Any = settings["methods"]
-    common = {name: value for name, value in settings.items() if not parts.options[name].is_for_one}
+    common = {name: value for name, value in settings.items() if not declared[name].is_for_one}
     rejit = functools.partial(jit, **common)
 
     def compiler(function: Callable[..., object], module: nn.Module | None) -> Compiler:

@@ -6,7 +6,7 @@ from switchgear import parts
 
 @sg.hookimpl
 def switchgear_options():
-    return [parts.Option("mine", 0, "what it does.", **parts.at_least(0))]
+    return [parts.Option("mine", 0, "the meaning of its values.", **parts.at_least(0))]
 
 A part has options, front ends, a runtime, passes and features of capture; `selection.settings` holds the options of a
 call. All hooks: `switchgear_core.registry.hookspecs`.

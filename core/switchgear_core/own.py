@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import types
 
 #: The packages of `switchgear-core`, without the executor; `add` adds those of parts.
 PACKAGES = frozenset(
@@ -17,22 +18,12 @@ PREFIX = os.path.join(os.path.dirname(os.path.dirname(__file__)), "switchgear")
 FOLDERS = tuple(os.path.join(os.path.dirname(PREFIX), name) + os.sep for name in sorted(PACKAGES))
 
 
-def add(name: str, file: str) -> None:
-    """Count the package of a shipped part as ours: its frames are not the user's.
-
-    Args:
-        name: a module of the package.
-        file: the file of that module.
-    """
+def add(package: types.ModuleType) -> None:
+    """Count the package of a shipped part as ours: its frames are not the user's."""
     global PACKAGES, FOLDERS
-    package, _, inner = name.partition(".")
-    if package in PACKAGES:
-        return
-    PACKAGES |= {package}
-    folder = os.path.dirname(file)
-    for _ in inner.split(".")[1:]:
-        folder = os.path.dirname(folder)
-    FOLDERS = (*FOLDERS, folder + os.sep)
+    if package.__name__ not in PACKAGES:
+        PACKAGES |= {package.__name__}
+        FOLDERS = (*FOLDERS, os.path.dirname(str(package.__file__)) + os.sep)
 
 
 def is_own(file: str) -> bool:

@@ -19,7 +19,7 @@ from switchgear_core.grad.hidden_writes import refuse_saved
 from switchgear_core.ir.symbol import CHECK
 from switchgear_core.passes.pipeline import Program
 from switchgear_core.passes.programs import Programs
-from switchgear_core.protocols import CapturedCall, Runtime
+from switchgear_core.protocols import CapturedCall, Run, Runtime
 from switchgear_core.record.guards import still_there
 from switchgear_core.record.lock import compiles
 from switchgear_core.record.shared_memory import sharing
@@ -46,9 +46,6 @@ from switchgear_runtime.modes import rare_modes_watched
 from switchgear_runtime.module_state import any_hooks
 from switchgear_runtime.prologue import MISS, generated, make_prologue
 from switchgear_runtime.rewinding import rewinding, streams_before_late_checks
-
-#: The path from the input tensors of a call to the return value of the function.
-Run = Callable[[Sequence[torch.Tensor]], Any]
 
 
 class Entry:

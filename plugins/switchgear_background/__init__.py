@@ -76,7 +76,7 @@ class Building:
 
 @hookimpl
 def switchgear_build(source: Trace, selection: Selection, boxed: bool) -> Building:
-    """Settle what is compiled now."""
+    """Decide which regions are compiled now."""
     return Building(source, selection, boxed)
 
 

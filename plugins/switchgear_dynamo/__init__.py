@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 import switchgear as sg
-from switchgear_core import torch_private as internals
 from switchgear_core.registry.hookspecs import hookimpl
 from switchgear_dynamo.graphs import graph_runner
 from switchgear_dynamo.split import Split
@@ -29,9 +28,9 @@ def switchgear_split(
     dynamic: bool | None,
     call: object,
 ) -> Split | None:
-    """Split a function in Python, unless another transform runs it."""
+    """Split a function in Python."""
     is_python = isinstance(function, (types.FunctionType, types.MethodType))
-    if not is_python or internals.tracing() or not can_take_apart():
+    if not is_python or not can_take_apart():
         return None
     return Split(function, compile_graph, dynamic, call)
 

@@ -122,6 +122,7 @@ def test_two_runtimes(install: Install) -> None:
         (EAGER_RUNTIME.replace('"Debugging"', '"Speed"'), "of group 'Speed'"),
         ("@sg.hookimpl\ndef switchgear_executors():\n    return []\n", "the group 'switchgear'"),
         ("1 / 0", "ZeroDivisionError"),
+        ("switchgear_priority = 'high'\n" + ONE_TENSOR, "'high' is no number"),
     ],
 )
 def test_a_part_that_cannot_be_used_is_passed_over(install: Install, source: str, message: str) -> None:

@@ -156,7 +156,7 @@ def in_force(
     settings |= {name: value for name, value in _DEFAULTS.get().items() if name in declared}
     settings |= values
     for option in declared.values():
-        if settings[option.name] == option.default:
+        if not option.implies or settings[option.name] == option.default:
             continue
         for name, value in option.implies.items():
             if values.get(name) not in (None, value):

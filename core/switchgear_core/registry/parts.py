@@ -7,8 +7,9 @@ leaves a `PluginWarning`, and the others go on without it. `SWITCHGEAR_DISABLE` 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -22,11 +23,14 @@ from switchgear_core.registry.options import Option
 from switchgear_core.registry.plugin import (
     DISABLE_VARIABLE,
     PluginStatus,
+    check_priorities,
     collected,
     distribution_of,
+    label_of,
     manager_of,
+    passes_of,
 )
-from switchgear_core.registry.plugins import LOADING, Candidate, installed, refuse
+from switchgear_core.registry.plugins import LOADING, Candidate, candidates_of, installed
 from switchgear_core.showing import Listing
 
 #: Hooks of executors and their rules, which a list of executors chooses among.
@@ -134,9 +138,7 @@ def forget_parts() -> None:
 
 def load_parts(entries: Iterable[EntryPoint]) -> Parts:
     """Load the parts behind entry points. A failed load leaves a `PluginWarning`."""
-    order = sorted(entries, key=lambda entry: (entry.name, *distribution_of(entry), entry.value))
-    candidates = [Candidate(entry, _load) for entry in order]
-    refuse(candidates)
+    candidates = candidates_of(entries, _load)
     for candidate in candidates:
         candidate.load()
     # the options of Switchgear's own parts keep their names
@@ -157,23 +159,23 @@ def load_parts(entries: Iterable[EntryPoint]) -> Parts:
 def _load(entry: EntryPoint) -> Part:
     module = entry.load()
     if distribution_of(entry)[0] in DISTRIBUTIONS:
-        own.add(module.__name__, str(module.__file__))
+        own.add(sys.modules[module.__name__.partition(".")[0]])
     manager = manager_of(module, entry.name)
     for hook in _CHOSEN:
         if getattr(manager.hook, hook).get_hookimpls():
             raise RegistrationError(
                 f"a part has no {hook}; name the module of executors and rules in the group 'switchgear'"
             )
-    label = f"{entry.name} {distribution_of(entry)[1]}".strip()
-    passes = collected(manager, "switchgear_passes", PassPlacement)
+    label, priority = label_of(entry), getattr(module, "switchgear_priority", 0)
+    check_priorities(priority)
     return Part(
         entry.name,
         label,
-        getattr(module, "switchgear_priority", 0),
+        priority,
         manager.hook,
         collected(manager, "switchgear_options", Option),
         collected(manager, "switchgear_features", Feature),
-        tuple([replace(placement, owner=label) for placement in passes]),
+        passes_of(manager, label),
     )
 
 

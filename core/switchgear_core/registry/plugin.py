@@ -114,15 +114,10 @@ def load_one(entry: EntryPoint) -> Plugin:
     manager = manager_of(module, entry.name)
     executors = collected(manager, "switchgear_executors", Executor)
     priority = getattr(module, "switchgear_priority", 0)
-    for number in (priority, *(executor.priority for executor in executors)):
-        if not isinstance(number, (int, float)):
-            raise RegistrationError(
-                f"priority {number!r} is no number; higher ones are asked first, 0 is usual"
-            )
+    check_priorities(priority, *(executor.priority for executor in executors))
     registry = _registered(manager, executors)
-    placements = collected(manager, "switchgear_passes", PassPlacement)
-    label = f"{entry.name} {distribution_of(entry)[1]}".strip()
-    passes = tuple(replace(placement, owner=label) for placement in placements)
+    label = label_of(entry)
+    passes = passes_of(manager, label)
     features = collected(manager, "switchgear_features", Feature)
     skip_rule, chooser = _skip_rule(manager), _chooser(manager, entry.name, label)
     brought = executors, registry.grad_rule_owners, skip_rule, passes, chooser, features
@@ -207,6 +202,21 @@ def _call(manager: pluggy.PluginManager, hook: str, **arguments: object) -> list
         raise
 
 
+def check_priorities(*priorities: object) -> None:
+    """Raise `RegistrationError` for a priority that is no number."""
+    for priority in priorities:
+        if not isinstance(priority, (int, float)):
+            raise RegistrationError(
+                f"priority {priority!r} is no number; higher ones are asked first, 0 is usual"
+            )
+
+
+def passes_of(manager: pluggy.PluginManager, label: str) -> tuple[PassPlacement, ...]:
+    """Return the passes of a module, owned by `label`."""
+    placements = collected(manager, "switchgear_passes", PassPlacement)
+    return tuple([replace(placement, owner=label) for placement in placements])
+
+
 def manager_of(module: object, name: str) -> pluggy.PluginManager:
     """Return a manager with the hooks of a module.
 
@@ -249,3 +259,8 @@ def _suggestion(name: str) -> str:
 def distribution_of(entry: EntryPoint) -> tuple[str, str]:
     """Return the name and version of an entry point's distribution, empty if there is none."""
     return (entry.dist.name, entry.dist.version) if entry.dist else ("", "")
+
+
+def label_of(entry: EntryPoint) -> str:
+    """Return the name and version of an entry point's plugin, for messages."""
+    return f"{entry.name} {distribution_of(entry)[1]}".strip()

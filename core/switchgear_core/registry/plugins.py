@@ -23,6 +23,7 @@ from switchgear_core.registry.plugin import (
     PluginStatus,
     Status,
     distribution_of,
+    label_of,
     load_one,
 )
 from switchgear_core.registry.registry import Registry
@@ -91,7 +92,7 @@ class Candidate(Generic[_Loaded]):
     @property
     def label(self) -> str:
         """The name and version, for messages."""
-        return f"{self.name} {distribution_of(self.entry)[1]}".strip()
+        return label_of(self.entry)
 
     def load(self) -> None:
         """Import the plugin, unless imported already, or ruled out."""
@@ -124,15 +125,21 @@ class Candidate(Generic[_Loaded]):
             warn(message)
 
 
+def candidates_of(
+    entries: Iterable[EntryPoint], loader: Callable[[EntryPoint], _Loaded]
+) -> list[Candidate[_Loaded]]:
+    """Return a candidate for each entry point, in an order of their own; refused ones have their fault."""
+    ordered = sorted(entries, key=lambda entry: (entry.name, *distribution_of(entry), entry.value))
+    candidates = [Candidate(entry, loader) for entry in ordered]
+    _refuse(candidates)
+    return candidates
+
+
 class Discovery:
     """Entry points of the group `switchgear`, each imported when it may participate."""
 
     def __init__(self, entries: Iterable[EntryPoint]) -> None:
-        ordered = sorted(
-            entries, key=lambda entry: (entry.name, *distribution_of(entry), entry.value)
-        )
-        self._candidates = [Candidate(entry, load_one) for entry in ordered]
-        refuse(self._candidates)
+        self._candidates = candidates_of(entries, load_one)
         self._assembled: dict[tuple[Candidate[Plugin], ...], Plugins] = {}
 
     @property
@@ -243,7 +250,7 @@ def load(candidates: Iterable[EntryPoint]) -> Plugins:
     return Discovery(candidates).plugins()
 
 
-def refuse(candidates: Sequence[Candidate[Any]]) -> None:
+def _refuse(candidates: Sequence[Candidate[Any]]) -> None:
     """Refuse plugins before import: disabled plugins, and plugins of one name unless one ships with Switchgear."""
     disabled = left_out(DISABLE_VARIABLE, [item.name for item in candidates])
     for item in candidates:
