@@ -87,46 +87,14 @@ def select(
         isinstance(one, Plugin) and one.chooser is not None for one in asked.asked
     )
     is_deferred = bool(parts.first("switchgear_defers", settings=settings, is_measured=has_chooser))
-    # executors that compile in a worker process are asked there
-    reasons = {
-        executor: None
-        if is_deferred and _compiles_elsewhere(executor)
-        else reason_unavailable(executor)
-        for executor in asked.executors
-    }
-    for executor, reason in reasons.items():
-        if reason is None:
-            continue
-        if executor.name in asked.named:
-            if strict:
-                raise ExecutorUnavailable(
-                    f"executor {executor.name} cannot run here: {reason}; remove it from executors"
-                )
-            warn(f"executor {executor.name} is listed but skipped, it cannot run here: {reason}")
-        elif executor.runs_everywhere and asked.is_measured:
-            warn_once(
-                f"executor {executor.name} cannot run here, regions are left to others: {reason}"
-            )
-    sources: list[RuleSource] = []
-    homes: dict[str, Plugin] = {}
-    for one in asked.asked:
-        home = one if isinstance(one, Plugin) else _home(plugins, one)
-        if isinstance(one, Plugin):
-            sources.append(_package_source(one, asked.remedy(one.name)))
-        elif reasons[one] is None:
-            is_first = home is not None and home.name not in homes
-            sources.append(_claimant(one, home, asked, first=is_first))
-        else:
-            continue
-        if home is not None:
-            homes[home.name] = home
+    reasons = _reasons_against(asked, is_deferred, strict)
+    sources, taking_part = _sources(plugins, asked, reasons)
     claimants = tuple(source for source in sources if isinstance(source, Claimant))
     tables = settings.get("grad_rules") or ()
     tables = (tables,) if isinstance(tables, (Table, str)) else tuple(tables)
     sources = [*(_table_source(plugins, table) for table in tables), *sources]
     names = [source.name for source in sources]
     preferred = preferences(settings.get("prefer") or {}, settings.get("avoid") or {}, names)
-    taking_part = homes.values()
     fuel: int | Fuel | None = settings.get("fuel")
     brought = [feature for plugin in taking_part for feature in plugin.features]
     skipped = {executor: why for executor, why in reasons.items() if why is not None}
@@ -152,6 +120,55 @@ def select(
         parts=parts,
         is_deferred=is_deferred,
     )
+
+
+def _reasons_against(asked: Order, is_deferred: bool, strict: bool) -> dict[Executor, str | None]:
+    """Return why each executor cannot run here, None if it can; tell of those that a user expects.
+
+    Raises:
+        ExecutorUnavailable: under `strict`, a listed executor cannot run here.
+    """
+    # executors that compile in a worker process are asked there
+    reasons = {
+        executor: None
+        if is_deferred and _compiles_elsewhere(executor)
+        else reason_unavailable(executor)
+        for executor in asked.executors
+    }
+    for executor, reason in reasons.items():
+        if reason is None:
+            continue
+        if executor.name in asked.named:
+            if strict:
+                raise ExecutorUnavailable(
+                    f"executor {executor.name} cannot run here: {reason}; remove it from executors"
+                )
+            warn(f"executor {executor.name} is listed but skipped, it cannot run here: {reason}")
+        elif executor.runs_everywhere and asked.is_measured:
+            warn_once(
+                f"executor {executor.name} cannot run here, regions are left to others: {reason}"
+            )
+    return reasons
+
+
+def _sources(
+    plugins: Plugins, asked: Order, reasons: Mapping[Executor, str | None]
+) -> tuple[list[RuleSource], list[Plugin]]:
+    """Return the sources of rules in the order of asking, and the plugins that take part."""
+    sources: list[RuleSource] = []
+    homes: dict[str, Plugin] = {}
+    for one in asked.asked:
+        home = one if isinstance(one, Plugin) else _home(plugins, one)
+        if isinstance(one, Plugin):
+            sources.append(_package_source(one, asked.remedy(one.name)))
+        elif reasons[one] is None:
+            is_first = home is not None and home.name not in homes
+            sources.append(_claimant(one, home, asked, first=is_first))
+        else:
+            continue
+        if home is not None:
+            homes[home.name] = home
+    return sources, [*homes.values()]
 
 
 def _features_of_others(plugins: Plugins) -> Iterator[Feature]:
