@@ -102,15 +102,15 @@ def value_and_grad(
             )
         value = result[0] if has_aux else result
         if not isinstance(value, torch.Tensor) or value.dim() or not value.is_floating_point():
-            shown, remedy = (
+            description, remedy = (
                 f"a {type(value).__name__}",
                 "return (value, aux)" if has_aux else "return one tensor",
             )
             if isinstance(value, torch.Tensor):
-                shown = f"one of shape {list(value.shape)} and {value.dtype}"
+                description = f"one of shape {list(value.shape)} and {value.dtype}"
                 remedy = "sum() it, or use sg.vjp"
             raise InvalidInput(
-                f"sg.grad needs a function that returns a floating-point scalar tensor, not {shown}; {remedy}"
+                f"sg.grad needs a function that returns a floating-point scalar tensor, not {description}; {remedy}"
             )
         gradients = pullback([torch.ones_like(value)])
         return result, (gradients[0] if isinstance(argnums, int) else gradients)
@@ -159,8 +159,8 @@ def vjp(
     # outside, the result is constant to autograd
     with torch.set_grad_enabled(inside and torch.is_grad_enabled()):
         positions, selection = tuple(range(len(primals))), compiler_of(jitted).selection
-        called = function if inside else jitted
-        result, pull = _linearised(called, primals, {}, positions, selection)
+        target = function if inside else jitted
+        result, pull = _linearised(target, primals, {}, positions, selection)
     count = len(flatten(result, objects=True)[0])
 
     def pullback(cotangents: object) -> Any:

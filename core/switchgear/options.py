@@ -106,12 +106,12 @@ def document(jit: Callable[..., object]) -> None:
     head, mark, rest = (jit.__doc__ or "").partition("\n    Returns:")
     text = textwrap.indent(described(declared), "    ")
     jit.__doc__ = f"{head.rstrip()}\n{text}\n{mark}{rest}"
-    named = [
+    sections = [
         Parameter(option.name, Parameter.KEYWORD_ONLY, default=option.default)
         for option in declared.values()
     ]
     function = Parameter("function", Parameter.POSITIONAL_OR_KEYWORD, default=None)
-    jit.__signature__ = Signature([function, *named])  # type: ignore[attr-defined]
+    jit.__signature__ = Signature([function, *sections])  # type: ignore[attr-defined]
 
 
 def described(declared: Mapping[str, Option]) -> str:

@@ -43,10 +43,10 @@ def folder() -> Path:
     Raises:
         RuntimeError: there is no home directory.
     """
-    named = os.environ.get(CACHE_VARIABLE)
+    path = os.environ.get(CACHE_VARIABLE)
     return (
-        Path(named)
-        if named
+        Path(path)
+        if path
         else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "switchgear"
     )
 
@@ -192,8 +192,8 @@ def is_sound(name: str, content: bytes) -> bool:
     if digest_of(body).encode() != digest:
         return False
     try:
-        held = json.loads(body)
-        return set(held) == {"key", "value"} and _name(held["key"]) == name
+        value = json.loads(body)
+        return set(value) == {"key", "value"} and _name(value["key"]) == name
     except (ValueError, TypeError, AttributeError, RecursionError):
         return False
 

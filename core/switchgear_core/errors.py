@@ -133,9 +133,9 @@ def did_you_mean(name: object, names: Iterable[object]) -> str:
     Returns:
         The hint; empty if none is near.
     """
-    shown = {str(candidate): candidate for candidate in names}
-    close = difflib.get_close_matches(str(name), shown, n=1)
-    return f"; did you mean {shown[close[0]]!r}?" if close else ""
+    candidates = {str(candidate): candidate for candidate in names}
+    close = difflib.get_close_matches(str(name), candidates, n=1)
+    return f"; did you mean {candidates[close[0]]!r}?" if close else ""
 
 
 def warn(message: str) -> None:

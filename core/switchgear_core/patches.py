@@ -115,22 +115,22 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _restore(put: Callable[..., object], holder: object, name: str, original: object) -> None:
+def _restore(setter: Callable[..., object], holder: object, name: str, original: object) -> None:
     if original is not _INHERITED:
-        put(holder, name, original)
+        setter(holder, name, original)
     elif name in vars(holder):
-        (delattr if put is setattr else type.__delattr__)(holder, name)
+        (delattr if setter is setattr else type.__delattr__)(holder, name)
 
 
 _INHERITED = object()
 
 
 def replace(
-    holder: object, name: str, value: object, put: Callable[..., object] = setattr
+    holder: object, name: str, value: object, setter: Callable[..., object] = setattr
 ) -> Change:
     """Replace `holder.name`, an own or inherited attribute, by `value`."""
-    change = Change(_restore, put, holder, name, vars(holder).get(name, _INHERITED))
-    put(holder, name, value)
+    change = Change(_restore, setter, holder, name, vars(holder).get(name, _INHERITED))
+    setter(holder, name, value)
     return change
 
 

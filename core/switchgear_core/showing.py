@@ -51,8 +51,8 @@ class Listing(Shown, tuple[_Item, ...]):
     @overload
     def __getitem__(self, place: slice) -> Self: ...
     def __getitem__(self, place: SupportsIndex | slice) -> Any:
-        chosen: Any = tuple.__getitem__(self, place)
-        return type(self)(chosen) if isinstance(place, slice) else chosen
+        item: Any = tuple.__getitem__(self, place)
+        return type(self)(item) if isinstance(place, slice) else item
 
 
 def counted(number: int, noun: str, nouns: str = "") -> str:
@@ -67,11 +67,11 @@ def fits(lines: Sequence[str]) -> bool:
 
 def limited(lines: Sequence[str]) -> str:
     """Return the first lines, as many as an object may show, and the number of omitted lines."""
-    shown = lines[:LINES]
-    while not fits(shown):
-        shown = shown[:-1]
-    more = [f"... {len(lines) - len(shown):,} more lines"] * (len(lines) > len(shown))
-    return "\n".join([*shown, *more])
+    text = lines[:LINES]
+    while not fits(text):
+        text = text[:-1]
+    more = [f"... {len(lines) - len(text):,} more lines"] * (len(lines) > len(text))
+    return "\n".join([*text, *more])
 
 
 def as_html(text: str) -> str:

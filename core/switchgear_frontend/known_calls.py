@@ -176,16 +176,16 @@ def is_known(kind: type) -> bool:
 def refuse_call(frame: types.FrameType, function: Any) -> None:
     """Raise `Unsupported` if code outside PyTorch must not call a function in C."""
     file = frame.f_code.co_filename
-    if not (what := what_it_does(function)):
+    if not (reason := what_it_does(function)):
         return
-    if what == _WARNS and not _every_warning_is_shown():
+    if reason == _WARNS and not _every_warning_is_shown():
         return
     if _is_passed(file) and (_is_its_own(function) or not _is_for_the_user(frame)):
         return
     # locks of a package are its own business
     if is_installed(file) and _is_its_own(function, _LOCKS):
         return
-    refuse(what)
+    refuse(reason)
 
 
 def refuse_start(frame: types.FrameType) -> None:
@@ -194,16 +194,16 @@ def refuse_start(frame: types.FrameType) -> None:
     The code must not pass on a forbidden function in C either, as in `map(print, x)`: such a call is not reported.
     """
     code, space = frame.f_code, frame.f_globals
-    if what := _DOES_IN_PYTHON.get(id(code)) or _communicates(frame):
-        refuse(what)
+    if reason := _DOES_IN_PYTHON.get(id(code)) or _communicates(frame):
+        refuse(reason)
     if is_of_pytorch(code.co_filename) or _is_passed(code.co_filename):
         return
     for names in _values_in(code):
         value = space.get(names[0], vars(builtins).get(names[0]))
         for name in names[1:]:
             value = vars(value).get(name) if isinstance(value, types.ModuleType) else None
-        if isinstance(value, types.BuiltinFunctionType) and (what := what_it_does(value)):
-            refuse(f"hands on {'.'.join(names)}, which {what}")
+        if isinstance(value, types.BuiltinFunctionType) and (reason := what_it_does(value)):
+            refuse(f"hands on {'.'.join(names)}, which {reason}")
 
 
 def _communicates(frame: types.FrameType) -> str:
@@ -219,14 +219,14 @@ def _communicates(frame: types.FrameType) -> str:
     return "communicates with other processes" if is_called and not is_query else ""
 
 
-def refuse(what: str) -> None:
+def refuse(reason: str) -> None:
     """Raise `Unsupported` with the given verb phrase, if a recorder is active."""
     recorder = active_recorder()
     if recorder is not None and not recorder.tape.is_paused and not _is_loading():
         raise Unsupported(
-            f"the function {what}, in {recorder.here()}, which the first call alone would do; do it outside of the "
+            f"the function {reason}, in {recorder.here()}, which the first call alone would do; do it outside of the "
             "function",
-            splits=what != _DEBUGS,  # the debugger would stop in code of TorchDynamo
+            splits=reason != _DEBUGS,  # the debugger would stop in code of TorchDynamo
         )
 
 

@@ -37,8 +37,8 @@ def _is_for_us(frame: types.FrameType, code: types.CodeType) -> bool:
 class _Profile:
     """A profile function of this thread. Entering switches it off for PyTorch's own calls, most of a capture's work."""
 
-    def __init__(self, started: Started, called: Called) -> None:
-        self._started, self._called = started, called
+    def __init__(self, started: Started, on_call: Called) -> None:
+        self._started, self._called = started, on_call
         self._is_active = self._is_lost = False
         #: Number of current entries.
         self._depth = 0
@@ -133,8 +133,8 @@ class _Profile:
 class _Events:
     """Events of the current thread. Entering marks them as events of PyTorch's own calls."""
 
-    def __init__(self, started: Started, called: Called) -> None:
-        self._begin, self._called = started, called
+    def __init__(self, started: Started, on_call: Called) -> None:
+        self._begin, self._called = started, on_call
         self._thread = threading.get_ident()
         self._depth = 0
         self._ran: dict[int, types.CodeType] = {}

@@ -116,18 +116,18 @@ def capture(
         )
     if outer is not None:
         reads_inputs = outer.reads_inputs
-    given = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
+    submodules = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Module)]
     # the method was assigned if the module's class lacks it
     code = function.__func__ if isinstance(function, types.MethodType) else None
     is_own = code is None or getattr(type(module), code.__name__, None) is code
     assigned = () if is_own else (code,)
     root = function if module is None else module
-    roots = (root, *assigned, *given, *filter(has_attributes, leaves))
+    roots = (root, *assigned, *submodules, *filter(has_attributes, leaves))
     objects = {index: leaf for index, leaf in enumerate(leaves) if is_object(leaf)}
 
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
         start = time.perf_counter()
-        names, modules = Names(), Modules(module, given)
+        names, modules = Names(), Modules(module, submodules)
         sizes = Sizes(active_line, marks) if marks else active_sizes()
         inputs = Sources(names, modules, differentiable, homes, sizes, marks, handlers)
         with symbolic(sizes):
@@ -185,7 +185,7 @@ def capture(
                     _errors_of_stand_ins(),
                 ):
                     return attempt(
-                        compiling, {key: replace(home, wrapper=None) for key, home in homes.items()}
+                        compiling, {key: replace(address, wrapper=None) for key, address in homes.items()}
                     )
             except DataDependent:
                 if compiling or reads_inputs:
@@ -233,10 +233,10 @@ def reason_of_stand_ins(error: Exception) -> str:
             "captured; compute with torch, or move the call outside the jitted function"
         )
     if internals.is_functionalization_error(error):
-        what = (
+        reason = (
             "through some views, to memory that set_() has replaced, or one that resizes a storage"
         )
-        return f"a write that PyTorch cannot make functional ({what}): {text}"
+        return f"a write that PyTorch cannot make functional ({reason}): {text}"
     # specific to wrappers and modes: operators that call functions, tensors created elsewhere
     is_of_fakes = isinstance(error, (NotImplementedError, AssertionError))
     places = "torch._ops", "torch._subclasses", "torch.storage"
@@ -270,11 +270,11 @@ def _run(
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             # derivatives are taken with respect to each argument separately
-            known = recorder.inputs.wrapper_of(leaf) if inputs.differentiable is None else None
-            if known is None:
+            wrapper = recorder.inputs.wrapper_of(leaf) if inputs.differentiable is None else None
+            if wrapper is None:
                 with internals.DisableTorchFunction():
-                    known = inputs.argument(recorder, index, leaf)
-            wrappers[index] = known
+                    wrapper = inputs.argument(recorder, index, leaf)
+            wrappers[index] = wrapper
         elif isinstance(leaf, torch.Generator):
             wrappers[index] = stand_in(leaf)
             recorder.inputs.generators |= dict.fromkeys(
@@ -289,9 +289,9 @@ def _run(
     if containers and not whole:
         after, spec_after = flatten((args, kwargs))
         is_same = spec_after == spec and all(map(operator.is_, after, wrappers))
-        kept = {id(part) for part in containers_in(result)}
-        kept |= {part for _, content in recorder.changed_objects() for _, part in content}
-        if not is_same or not kept.isdisjoint(containers):
+        ids = {id(part) for part in containers_in(result)}
+        ids |= {part for _, content in recorder.changed_objects() for _, part in content}
+        if not is_same or not ids.isdisjoint(containers):
             raise ContainerMatters
     return result
 

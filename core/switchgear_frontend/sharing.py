@@ -53,8 +53,8 @@ def find_shared(recorder: Recorder, sources: Sources, outputs: Outputs) -> None:
     pairs = [*sharing(tensors, [positions.index(mutation.input) for mutation in mutations])]
     shared = {keys[index] for index, _, concerned in pairs if concerned}
     if shared and sources.differentiable is not None:
-        what = "a function inside sg.grad writes to an argument that shares memory with another"
-        raise Unsupported(f"{what}; pass a clone of one")
+        reason = "a function inside sg.grad writes to an argument that shares memory with another"
+        raise Unsupported(f"{reason}; pass a clone of one")
     members = zip(tensors, (sources.sources[index] for index in positions), keys, strict=True)
     together: dict[int, list[tuple[torch.Tensor, InputSource]]] = {key: [] for key in shared}
     for tensor, source, key in members:

@@ -87,8 +87,8 @@ class Sources:
         state = self.modules.state.get(id(tensor))
         if state is not None:
             source, name = state, f"t_{state.path}"
-        elif isinstance(held := self.handlers.source(recorder, tensor), Held):
-            source, name = held, f"t_{held.path}"
+        elif isinstance(origin := self.handlers.source(recorder, tensor), Held):
+            source, name = origin, f"t_{origin.path}"
         else:
             source, name = Closure(tensor), f"t_closure_{len(self.sources)}"
         return self._enter(recorder, tensor, source, name, tensor.requires_grad)

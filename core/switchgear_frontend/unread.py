@@ -103,8 +103,8 @@ def _reads(code: types.CodeType) -> dict[str, frozenset[str] | None]:
     keys: dict[str, frozenset[str] | None] = dict.fromkeys(code.co_cellvars)
     lines = [line for line in dis.get_instructions(code) if line.opname != "CACHE"]
     for place, line in enumerate(lines):
-        used = line.argval if isinstance(line.argval, tuple) else (line.argval,)
-        for name in {*names}.intersection(value for value in used if isinstance(value, str)):
+        operands = line.argval if isinstance(line.argval, tuple) else (line.argval,)
+        for name in {*names}.intersection(value for value in operands if isinstance(value, str)):
             if line.opname in ("LOAD_CONST", "LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "KW_NAMES"):
                 continue
             behind = lines[place + 1 : place + 3]

@@ -197,7 +197,7 @@ def wakes_functions(training: Training, inputs: Sequence[torch.Tensor]) -> bool:
     outputs = training.ends[: training.joint.count]
     names = {proxy.name for proxy in outputs if proxy is not None and proxy.requires_grad}
     return any(
-        internals.is_python_node(tensor.grad_fn, apart=Switchgear)
+        internals.is_python_node(tensor.grad_fn, excluded=Switchgear)
         and not names <= _made_of(proxy, training.prepared)
         for proxy, tensor in zip(training.prepared.inputs, inputs, strict=True)
     )

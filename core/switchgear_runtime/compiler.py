@@ -59,8 +59,8 @@ class Compiler:
         self.specialize_on_data: bool | None = options["specialize_on_data"]
         self.dynamic: Dynamic | None = options["dynamic"]
         self._parameters = check_dynamic(self.dynamic, function)
-        named = options.get("name") or getattr(function, "__qualname__", None)
-        self.name: str = named or repr(function)
+        label = options.get("name") or getattr(function, "__qualname__", None)
+        self.name: str = label or repr(function)
         self.strict: bool = options["strict"] or options["fallback"] == "error"
         self._fallback: str = options["fallback"]
         self._is_part: bool = options.get("is_part", False)
@@ -135,31 +135,31 @@ class Compiler:
         alike = self._alike(args, kwargs)
         while True:
             try:
-                found = alike or self._find(args, kwargs, unfit)
+                answer = alike or self._find(args, kwargs, unfit)
             except Exception as error:
                 if not _is_for_eager(error):
                     self.misses += 1
                     raise
                 failure = error
                 break
-            if isinstance(found, Fallback):
+            if isinstance(answer, Fallback):
                 if alike is None:
-                    self._last_fallback = LastFallback(found, args, kwargs, self.module)
+                    self._last_fallback = LastFallback(answer, args, kwargs, self.module)
                 break
-            entry, inputs, is_new = found
+            entry, inputs, is_new = answer
             self.misses += is_new
             try:
                 result = entry.run(inputs)
                 if result is not MISS:
                     self.cache.use(entry, sizes_of(args, kwargs))
                     return result
-                what = "under forward-mode differentiation of a tensor that requires grad"
-                found = self._refused(Unsupported(what, splits=False))
+                reason = "under forward-mode differentiation of a tensor that requires grad"
+                answer = self._refused(Unsupported(reason, splits=False))
                 break
             except OtherData as error:
                 unfit[entry] = f"{error}{place_of(error)}"
             if is_new:
-                found = self._refused(
+                answer = self._refused(
                     DataDependent(
                         f"{unfit[entry]}: an executor computes other values than PyTorch's operators gave when the "
                         "call was captured, so no entry can be specialised on it; give the 'torch' executor alone"
@@ -172,12 +172,12 @@ class Compiler:
                 return self._run_original(failure, args, kwargs)
             finally:
                 failure = None  # its traceback holds this frame, and so the arguments
-        assert isinstance(found, Fallback)
-        may_split = self._fallback == "split" and found.error.splits
+        assert isinstance(answer, Fallback)
+        may_split = self._fallback == "split" and answer.error.splits
         split = self._split((args, kwargs)) if may_split else None
         doubt = split.trust() if split is not None else ""
         is_split = split is not None and not doubt
-        self.fallbacks.count(found, is_split, self._fallback == "quiet", doubt)
+        self.fallbacks.count(answer, is_split, self._fallback == "quiet", doubt)
         return (self.function if split is None or doubt else split.run)(*args, **kwargs)
 
     def take_turns(
@@ -206,8 +206,8 @@ class Compiler:
         result = self.function(*args, **kwargs)
         if isinstance(failure, FailedAssertion):
             return result  # the function catches the error of the failed assertion
-        found = self._refused(fault(failure))
-        self.fallbacks.count(found, False, self._fallback == "quiet")
+        answer = self._refused(fault(failure))
+        self.fallbacks.count(answer, False, self._fallback == "quiet")
         return result
 
     @property
@@ -221,8 +221,8 @@ class Compiler:
         """Return the entry that a call would run with another selection, or the fallback; nothing runs or is kept."""
         options = self.options | {"strict": False, "fallback": "quiet"}
         fresh = Compiler(self.function, self.module, selection, options)
-        found = fresh._find(args, kwargs, {})
-        return found if isinstance(found, Fallback) else found[0]
+        answer = fresh._find(args, kwargs, {})
+        return answer if isinstance(answer, Fallback) else answer[0]
 
     def _split(self, call: object) -> Splitting | None:
         """Return the function as split, inspected with the arguments of its first call; None if no part splits it."""
@@ -286,8 +286,8 @@ class Compiler:
                 return self._compiled(call, key, marks, unfit, reason)
             except ContainerMatters:
                 if self._whole:
-                    what = "a function inside changes a container among its arguments"
-                    return self._refused(Unsupported(what), key)
+                    text = "a function inside changes a container among its arguments"
+                    return self._refused(Unsupported(text), key)
                 self._whole = True
                 return self._find(args, kwargs, unfit)
             except (Unsupported, DataDependent) as error:
@@ -324,8 +324,8 @@ class Compiler:
         inputs = new.prologue(call.args, call.kwargs)
         if inputs is None:
             why = new.why_not(call)
-            what = f"the program compiled for a call does not fit it ({why}); please report this"
-            return self._refused(Unsupported(what), key)
+            text = f"the program compiled for a call does not fit it ({why}); please report this"
+            return self._refused(Unsupported(text), key)
         self.cache.add(key, new, reason)
         self.last = new
         return new, inputs, True

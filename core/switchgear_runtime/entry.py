@@ -136,15 +136,15 @@ class Entry:
         if sizes is None:
             return f"{self._prologue.why_not(call)} changed"
         try:
-            found = sizes.violated(
+            violation = sizes.violated(
                 [tensor_of(source, call.leaves) for source in self.captured.sources]
             )
         except (Unsupported, IndexError):
-            found = None  # a place holds no possible input, or a tensor with fewer dimensions than in the capture
+            violation = None  # a place holds no possible input, or a tensor with fewer dimensions than in the capture
         return (
             f"{self._prologue.why_not(call)} changed"
-            if found is None
-            else f"an entry is for calls with {found}"
+            if violation is None
+            else f"an entry is for calls with {violation}"
         )
 
     def varying(self, leaves: list[Any]) -> list[str]:
@@ -155,20 +155,20 @@ class Entry:
             for index, (one, other) in enumerate(pairs)
             if type(one) is type(other) in (int, float) and one != other
         ]
-        told = (guard.varying(leaves) for guard in self.captured.guards if guard.varying)
-        return changed + [path for paths in told for path in paths]
+        places = (guard.varying(leaves) for guard in self.captured.guards if guard.varying)
+        return changed + [path for paths in places for path in paths]
 
     def decided(self) -> list[str]:
         """Return the symbolic integers in Python objects that are fixed to their values nevertheless."""
         sizes, inputs = self.captured.sizes, self.captured.trace.inputs
         if sizes is None:
             return []
-        settled = {number.tensor for number in sizes.numbers if sizes.is_decided(number)}
+        decided = {number.tensor for number in sizes.numbers if sizes.is_decided(number)}
         pairs = zip(self.captured.sources, inputs, strict=True)
         return [
             source.path
             for source, proxy in pairs
-            if isinstance(source, HeldNumber) and proxy.name in settled
+            if isinstance(source, HeldNumber) and proxy.name in decided
         ]
 
     def guards(self) -> list[str]:
@@ -186,18 +186,18 @@ class Entry:
 
     def _watch(self, drop: Callable[[], Callable[..., None] | None]) -> None:
         """Invalidate this entry when one of its modules is collected; `drop` refers weakly to `Compiler._drop`."""
-        this, gone, is_ending = weakref.ref(self), self.captured.gone, sys.is_finalizing
+        this, collected, is_ending = weakref.ref(self), self.captured.gone, sys.is_finalizing
 
         def notice(part: object) -> None:
             if is_ending():  # modules whose functions could hash a key are gone already
                 return
-            gone.append(part)
+            collected.append(part)
             entry, dropping = this(), drop()
             if entry is not None and dropping is not None:
                 dropping(entry)
 
-        known = (module for guard in self.captured.guards for module in guard.modules)
-        parts = (*self.captured.parts(), *still_there(known))
+        modules = (module for guard in self.captured.guards for module in guard.modules)
+        parts = (*self.captured.parts(), *still_there(modules))
         self._watched = [weakref.ref(part, notice) for part in parts]
 
     def _finish(self) -> None:
@@ -279,11 +279,11 @@ class Entry:
                     "functorch_active": internals.functorch_active,
                     "copying": self._copying,
                 }
-                outputs, counts, apart = left_to_copy(outputs, self.forward.stages[-1])
-                if apart:
+                outputs, counts, copies = left_to_copy(outputs, self.forward.stages[-1])
+                if copies:
                     program, scope["through_data"] = (
                         "program(*through_data(inputs))",
-                        partial(through_data, apart),
+                        partial(through_data, copies),
                     )
         missing = versions_to_add(
             self.captured.outputs, outputs, counts, self.captured.trace.inputs
@@ -387,8 +387,8 @@ class Entry:
                 "a clone of one",
                 splits=False,  # the parts of a split function save copies as well
             )
-        written = [mutation.input for mutation in outputs.mutations]
-        beside = {other for _, other, _ in sharing(tensors, written)}.union(reshaped)
+        targets = [mutation.input for mutation in outputs.mutations]
+        beside = {other for _, other, _ in sharing(tensors, targets)}.union(reshaped)
         hidden = self.captured.hidden
         training = programs.training(grad_outputs, mutated, beside, hidden)
         self._make_forward, self.forward = training.make_forward, training.forward

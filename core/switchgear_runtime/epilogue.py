@@ -161,8 +161,8 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
 
     Autograd sees a copy only if it saw the function's write.
     """
-    held: dict[str, Any] = {"input": inputs, "output": results}
-    values = {name: held[kind][index] for name, kind, index in outputs.roots}
+    environment: dict[str, Any] = {"input": inputs, "output": results}
+    values = {name: environment[kind][index] for name, kind, index in outputs.roots}
     evaluate(outputs.metadata, values)
     for mutation in outputs.mutations:
         target, tracked = (
@@ -176,16 +176,16 @@ def finish(outputs: Outputs, results: Sequence[Any], inputs: Sequence[torch.Tens
         with torch.set_grad_enabled(tracked):
             (target.data if mutation.hidden else target).copy_(results[mutation.output])
     evaluate(outputs.views, values)
-    held["view"] = values
+    environment["view"] = values
     data = {
-        (item.kind, item.place): held[item.kind][item.place].data
+        (item.kind, item.place): environment[item.kind][item.place].data
         for item in outputs.returned
         if item.is_data
     }
     leaves = [
         item.value
         if item.kind == "value"
-        else data.get((item.kind, item.place), held[item.kind][item.place])
+        else data.get((item.kind, item.place), environment[item.kind][item.place])
         for item in outputs.returned
     ]
     return outputs.spec.unflatten(leaves)

@@ -110,9 +110,9 @@ def fault(error: Exception) -> Unsupported:
     cause = (
         error if isinstance(error, SwitchgearError) else root
     )  # the error that names the user's line
-    what = f"{type(cause).__name__}: {cause}".partition("\n")[0]
+    summary = f"{type(cause).__name__}: {cause}".partition("\n")[0]
     refusal = Unsupported(
-        f"Switchgear itself fails, with {what}{where}, and eager does not; please report this",
+        f"Switchgear itself fails, with {summary}{where}, and eager does not; please report this",
         splits=False,
     )
     return refusal.with_traceback(error.__traceback__)

@@ -53,7 +53,7 @@ def modules_guard(
         if (part, name) not in fetched
     ]
 
-    counts = [(held, len(held)) for part in parts for held in (part._parameters, part._buffers)]
+    counts = [(content, len(content)) for part in parts for content in (part._parameters, part._buffers)]
 
     def same_forwards() -> bool:
         for getter, value in forwards:
@@ -173,8 +173,8 @@ def _own_forwards(part: torch.nn.Module) -> list[Callable[[], Any]]:
 def _part_key(part: torch.nn.Module) -> tuple[Any, ...]:
     slots = [
         (name, value is None)
-        for held in (part._parameters, part._buffers)
-        for name, value in held.items()
+        for content in (part._parameters, part._buffers)
+        for name, value in content.items()
     ]
     children = map(id, part._modules.values())
     return (

@@ -210,14 +210,14 @@ def _changed_tensor(captured: Captured, leaves: Sequence[object]) -> str:
         except Unsupported:
             kind = "a number of 2 or more" if isinstance(source, HeldNumber) else "a tensor"
             return f"{source}, which was {kind},"
-        for what, read in _LAYOUT.items():
+        for aspect, read in _LAYOUT.items():
             before, after = read(proxy), read(now)
-            if what in ("sizes", "strides"):
+            if aspect in ("sizes", "strides"):
                 before = tuple(
                     [n if type(n) is int else now for n, now in zip(before, after, strict=False)]
                 )
             if before != after:
-                return f"the {what} of {source} (from {before} to {after})"
+                return f"the {aspect} of {source} (from {before} to {after})"
     return "sizes, strides, dtype, device or requires_grad of a tensor"
 
 

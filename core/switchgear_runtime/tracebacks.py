@@ -54,16 +54,16 @@ def _of_the_user(below: types.TracebackType | None) -> types.TracebackType | Non
         )
         frames.append((below, is_own))
         below = below.tb_next
-    shown: types.TracebackType | None = None
+    visible: types.TracebackType | None = None
     for entry, is_own in reversed(frames):
         source = _source(entry)
         if source is not None:
             for place in (source, *source.callers):
                 # no instruction: its columns would belong to another line
-                shown = types.TracebackType(shown, _frame(place), -1, place.line)
+                visible = types.TracebackType(visible, _frame(place), -1, place.line)
         elif not is_own:
-            shown = types.TracebackType(shown, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    return shown
+            visible = types.TracebackType(visible, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return visible
 
 
 def _source(entry: types.TracebackType) -> Source | None:

@@ -48,8 +48,8 @@ class VaryingSizes:
         differences = (_changed(entry, call.leaves) for entry in entries if entry.spec == call.spec)
         for place, dims in next(filter(None, differences), {}).items():
             if self._in_vain[place] < _PATIENCE:
-                known = self._marks.setdefault(kind, {})
-                known[place] = known.get(place, frozenset()) | dims
+                marks = self._marks.setdefault(kind, {})
+                marks[place] = marks.get(place, frozenset()) | dims
         return self.marks(kind)
 
     def decide(self, kind: Kind, paths: Iterable[str]) -> None:

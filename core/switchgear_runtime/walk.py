@@ -28,24 +28,24 @@ def walk(program: Program, arguments: tuple[Any, ...], run: Run) -> Any:
         (boxed,) = arguments
         values = tuple(boxed)
         boxed.clear()
-    held: dict[str, Any] = dict(trace.tensors)
+    environment: dict[str, Any] = dict(trace.tensors)
     size_names = [number.name for number in trace.numbers if not number.tensor]
-    held.update(zip((*size_names, *(proxy.name for proxy in trace.inputs)), values, strict=True))
+    environment.update(zip((*size_names, *(proxy.name for proxy in trace.inputs)), values, strict=True))
     del values
     box: list[Any] = []
-    sizes = {n.name: n.read(held[n.tensor]) if n.tensor else held[n.name] for n in trace.numbers}
+    sizes = {n.name: n.read(environment[n.tensor]) if n.tensor else environment[n.name] for n in trace.numbers}
     for item in concrete(trace.bound_symbols, sizes) if sizes else trace.bound_symbols:
         if item.symbol is DEL:
             for proxy in item.inputs:
-                del held[proxy.name]
+                del environment[proxy.name]
             continue
-        args, kwargs = map_proxies(lambda proxy: held[proxy.name], (item.args, dict(item.kwargs)))
+        args, kwargs = map_proxies(lambda proxy: environment[proxy.name], (item.args, dict(item.kwargs)))
         if item.symbol is BOX:
             box = [*args]
             del args
             continue
         if item.implementation is not None and item.implementation.boxed:
             args = (box if BOXED in item.args else [*args],)
-        bind_outputs(item.output, run(item, args, kwargs, held), held)
+        bind_outputs(item.output, run(item, args, kwargs, environment), environment)
         del args, kwargs
-    return tuple(None if proxy is None else held[proxy.name] for proxy in trace.outputs)
+    return tuple(None if proxy is None else environment[proxy.name] for proxy in trace.outputs)

@@ -127,8 +127,8 @@ def cross_entropy(
         row_grad = _wide(grad)
         row_grad = row_grad / number if reduction == "mean" else row_grad
         weighted = torch.where(counts, row_grad, 0.0).unsqueeze(1)
-        chosen = torch.arange(input.shape[1], dtype=torch.int32, device=input.device) == column.to(torch.int32)
+        is_target = torch.arange(input.shape[1], dtype=torch.int32, device=input.device) == column.to(torch.int32)
         probability = torch.exp(_wide(input) - total.unsqueeze(1))
-        return ((probability - chosen.to(probability.dtype)) * weighted).to(input.dtype), None
+        return ((probability - is_target.to(probability.dtype)) * weighted).to(input.dtype), None
 
     return result.to(input.dtype), pullback

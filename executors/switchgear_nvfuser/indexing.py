@@ -140,5 +140,5 @@ def nll_loss_backward(
     # one for all rows, or one for each
     flags = [True] * rank if not grad.shape else [place == rank - 1 for place in range(rank)]
     row_grad = t.call("mul", t.call("broadcast", row_grad, flags), _weights(t, x, weight, picked, counts, dtype))
-    chosen = t.call("logical_and", picked, counts)
-    return t.call("where", chosen, t.call("neg", row_grad), number(0, dtype), dtype=dtype)
+    selected = t.call("logical_and", picked, counts)
+    return t.call("where", selected, t.call("neg", row_grad), number(0, dtype), dtype=dtype)

@@ -108,9 +108,9 @@ def _decomposed(item: sg.BoundSymbol) -> tuple[sg.BoundSymbol, ...]:
     def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func in TRANSLATIONS:
             result = func(*args, **kwargs)
-            bound, named = mapped(proxy_of, (args, kwargs), torch.Tensor)
+            bound, keywords = mapped(proxy_of, (args, kwargs), torch.Tensor)
             output = mapped(proxy_of, tuple(result) if isinstance(result, list) else result, torch.Tensor)
-            calls.append(sg.BoundSymbol(sg.Symbol(_name(func), func), bound, named, output))
+            calls.append(sg.BoundSymbol(sg.Symbol(_name(func), func), bound, keywords, output))
             return result
         if func.namespace == "prim":
             # a decomposition's query of a tensor, such as its device

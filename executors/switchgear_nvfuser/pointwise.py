@@ -336,8 +336,8 @@ def lerp(t: Translator, start: sg.TensorProxy, end: sg.TensorProxy, weight: Any)
 
 
 @translates("clamp", "clamp.Tensor", "hardtanh")
-def clamp(t: Translator, x: sg.TensorProxy, low: Any = None, high: Any = None, **named: Any) -> Value:
-    low, high = (named.get(name, bound) for name, bound in (("min", low), ("max", high)))
+def clamp(t: Translator, x: sg.TensorProxy, low: Any = None, high: Any = None, **keywords: Any) -> Value:
+    low, high = (keywords.get(name, bound) for name, bound in (("min", low), ("max", high)))
     value = t.operand(x)
     for name, bound in (("maximum", low), ("minimum", high)):
         if bound is not None:

@@ -64,12 +64,12 @@ def _most_held(
     `read` are the values read by each line; values in `ending` have no other readers.
     """
     reads_left = Counter(name for at in order for name in read[at] & ending)
-    held = most = 0
+    alive = most = 0
     for at in order:
-        held += sum(size.get(proxy.name, 0) for proxy in lines[at].outputs)
-        most = max(most, held)
+        alive += sum(size.get(proxy.name, 0) for proxy in lines[at].outputs)
+        most = max(most, alive)
         reads_left.subtract(read[at] & ending)
-        held -= sum(size.get(name, 0) for name in read[at] & ending if not reads_left[name])
+        alive -= sum(size.get(name, 0) for name in read[at] & ending if not reads_left[name])
     return most
 
 

@@ -27,19 +27,19 @@ def hold_numbers(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
     names = {proxy.name for line in trace.bound_symbols for proxy in (*line.inputs, *line.outputs)}
     names.update(trace.tensors, (proxy.name for proxy in trace.inputs))
     free = (name for name in map("n{}".format, count()) if name not in names)
-    held: dict[object, tuple[sg.TensorProxy, torch.Tensor]] = {}
+    pairs: dict[object, tuple[sg.TensorProxy, torch.Tensor]] = {}
     body = []
     for line in trace.bound_symbols:
         if _takes_number(line):
             x, number, *rest = line.args
             key = repr(number), x.dtype
-            if key not in held:
-                held[key] = _tensor_of(number, x.dtype, next(free))
-            line = replace(line, args=(x, held[key][0], *rest))
+            if key not in pairs:
+                pairs[key] = _tensor_of(number, x.dtype, next(free))
+            line = replace(line, args=(x, pairs[key][0], *rest))
         body.append(line)
-    if not held:
+    if not pairs:
         return trace
-    constants = {proxy.name: tensor for proxy, tensor in held.values()}
+    constants = {proxy.name: tensor for proxy, tensor in pairs.values()}
     return replace(trace, bound_symbols=tuple(body), tensors={**trace.tensors, **constants})
 
 

@@ -65,16 +65,16 @@ class Decisions:
         if decision is None and not self.repeats:
             return None
         if decision is None:
-            what = (
+            subject = (
                 f"the executors are {', '.join(executors)}, and were {', '.join(alike[0].executors)}"
                 if alike
                 else self._other_program(trace.name, computes)
             )
-            raise self.differ(trace.name, what)
+            raise self.differ(trace.name, subject)
         here = _surroundings(trace, selection)
-        for what, value in decision.surroundings.items():
-            if here.get(what) != value:
-                raise self.differ(trace.name, f"{what} is {here.get(what)}, and was {value}")
+        for subject, value in decision.surroundings.items():
+            if here.get(subject) != value:
+                raise self.differ(trace.name, f"{subject} is {here.get(subject)}, and was {value}")
         return decision
 
     def add(self, decision: Decision) -> None:
@@ -87,10 +87,10 @@ class Decisions:
         except OSError as error:
             raise InvalidInput(f"decisions={str(self.file)!r} cannot be written: {error}") from error
 
-    def differ(self, program: str, what: str) -> OtherDecisions:
+    def differ(self, program: str, subject: str) -> OtherDecisions:
         """Return the error that tells a difference."""
         return OtherDecisions(
-            f"decisions={str(self.file)!r} cannot be repeated for the {program}: {what}. Delete the file to decide anew"
+            f"decisions={str(self.file)!r} cannot be repeated for the {program}: {subject}. Delete the file to decide anew"
         )
 
     def _other_program(self, name: str, computes: str) -> str:

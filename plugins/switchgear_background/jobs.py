@@ -285,12 +285,12 @@ class Pool:
             process.wait(5)
         status = process.returncode
         how = f"by signal {-status}" if status is not None and status < 0 else f"with status {status}"
-        said = ""
+        detail = ""
         if self._errors is not None:
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").strip().splitlines()
-            said = f": {lines[-1]}" if lines else ""
-        return f"the worker process ended {how}{said}"
+            detail = f": {lines[-1]}" if lines else ""
+        return f"the worker process ended {how}{detail}"
 
     def end(self) -> None:
         """End the worker and its child processes."""

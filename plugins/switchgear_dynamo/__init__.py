@@ -50,7 +50,7 @@ def dynamo_backend(
     """
 
     def compile_graph(graph: torch.fx.GraphModule, dynamic: Mapping[str, frozenset[int]], name: str) -> Compiler:
-        chosen: dict[str, Any] = {"fallback": "eager", "dynamic": dynamic, **(options or {})}
-        return compiler_of(sg.jit(graph, **chosen))
+        arguments: dict[str, Any] = {"fallback": "eager", "dynamic": dynamic, **(options or {})}
+        return compiler_of(sg.jit(graph, **arguments))
 
     return graph_runner(graph, inputs, compile_graph)[1]

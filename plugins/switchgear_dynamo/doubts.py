@@ -201,13 +201,13 @@ class Doubts:
         for key, (owner, count) in list(self._owners.items()):
             if count != _NEW and not new[count]:
                 continue
-            named = sorted(owner.keys() & new[count])
+            suspects = sorted(owner.keys() & new[count])
             if count == _NEW:
-                named += [name for name in owner if name[:2] == "__" and name not in _UNCALLED]
-                named += ["forward"] * ("forward" in owner)
-            values += [owner[name] for name in named]
+                suspects += [name for name in owner if name[:2] == "__" and name not in _UNCALLED]
+                suspects += ["forward"] * ("forward" in owner)
+            values += [owner[name] for name in suspects]
             if isinstance(owner, types.MappingProxyType):
-                self._methods += [(owner, n, owner[n]) for n in named if callable(owner[n])]
+                self._methods += [(owner, n, owner[n]) for n in suspects if callable(owner[n])]
             self._owners[key] = owner, len(names)
         return [_undecorated(value) for value in values]
 

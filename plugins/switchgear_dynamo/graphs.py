@@ -22,12 +22,12 @@ def graph_runner(
         if node.target is torch.ops.higher_order.tag_activation_checkpoint:
             node.target = run_region
     graph = fx.GraphModule(graph, copy)
-    kept, dynamic = _without_sizes(graph, inputs)
+    places, dynamic = _without_sizes(graph, inputs)
     # its code is generated now: TorchDynamo's graph would do so in the first call, during the capture
     compiler = compile_graph(fx.GraphModule(graph, graph.graph), dynamic, name)
-    if len(kept) == len(inputs):
+    if len(places) == len(inputs):
         return compiler, compiler
-    return compiler, lambda *args: compiler(*[args[index] for index in kept])
+    return compiler, lambda *args: compiler(*[args[index] for index in places])
 
 
 def run_region(graph: fx.GraphModule, *args: object, **options: object) -> object:
@@ -42,23 +42,23 @@ def _without_sizes(graph: fx.GraphModule, inputs: Sequence[object]) -> tuple[lis
     """Replace size inputs of a graph by sizes of its tensors; return the other inputs, and the dimensions that vary."""
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     dynamic, homes = {}, dict[str, tuple[fx.Node, int]]()
-    for node, given in zip(nodes, inputs, strict=True):
+    for node, argument in zip(nodes, inputs, strict=True):
         # the inputs themselves may belong to the current call, whose sizes are numbers
-        value = node.meta.get("example_value", given)
+        value = node.meta.get("example_value", argument)
         shape: Sequence[object] = value.shape if isinstance(value, torch.Tensor) else ()
         dims = [dim for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)]
         if dims:
             dynamic[str(node.target)] = frozenset(dims)
         for dim in dims:
             homes.setdefault(str(shape[dim]), (node, dim))
-    kept = []
+    remaining = []
     for index, (node, value) in enumerate(zip(nodes, inputs, strict=True)):
         if not isinstance(value, torch.SymInt) or str(value) not in homes:
-            kept.append(index)
+            remaining.append(index)
             continue
         with graph.graph.inserting_after(nodes[-1]):
             node.replace_all_uses_with(graph.graph.call_method("size", homes[str(value)]))
-    dropped = [node for index, node in enumerate(nodes) if index not in kept]
+    dropped = [node for index, node in enumerate(nodes) if index not in remaining]
     for node in dropped:
         graph.graph.erase_node(node)
-    return kept, dynamic
+    return remaining, dynamic

@@ -162,8 +162,8 @@ def _reads_under_other_mode(graph: fx.GraphModule) -> bool:
 
     Seen with PyTorch 2.13: TorchDynamo reads the attribute again behind the graph, where grad mode is on.
     """
-    called = {node.target for node in graph.graph.nodes if _is_call(node)}
-    return getattr in called and internals.set_grad_enabled in called
+    targets = {node.target for node in graph.graph.nodes if _is_call(node)}
+    return getattr in targets and internals.set_grad_enabled in targets
 
 
 def _applies_function(graph: fx.GraphModule) -> bool:

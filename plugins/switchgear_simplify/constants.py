@@ -42,9 +42,9 @@ def fold_constants(trace: Trace) -> Trace:
     Outputs, and values in their memory, are excluded, because calls would share the memory; their inputs are folded.
     Values that require grad are excluded, and values beyond `LARGEST` and `IN_ALL`.
     """
-    home = storages(trace.bound_symbols)
-    escaping = frozenset(home.get(proxy.name, proxy.name) for proxy in proxies(trace.outputs))
-    folding = _Folding(dict(trace.tensors), home, escaping)
+    storage = storages(trace.bound_symbols)
+    escaping = frozenset(storage.get(proxy.name, proxy.name) for proxy in proxies(trace.outputs))
+    folding = _Folding(dict(trace.tensors), storage, escaping)
     body: list[BoundSymbol] = []
     for item in trace.bound_symbols:
         item = item.reading(folding.same)
@@ -53,11 +53,11 @@ def fold_constants(trace: Trace) -> Trace:
     if len(body) == len(trace.bound_symbols):
         return trace
     read = {proxy.name for item in with_parts(body) for proxy in item.inputs}
-    made = {name: value for name, value in folding.values.items() if name in read or name in trace.tensors}
-    for device in {value.device for value in made.values()} if folding.size else ():
+    constants = {name: value for name, value in folding.values.items() if name in read or name in trace.tensors}
+    for device in {value.device for value in constants.values()} if folding.size else ():
         if device.type not in ("cpu", "meta"):
             torch.get_device_module(device).synchronize(device)  # other streams may read the constants
-    return replace(trace, bound_symbols=tuple(body), tensors=made)
+    return replace(trace, bound_symbols=tuple(body), tensors=constants)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,9 +76,9 @@ class _Folding:
         if not self._foldable(item):
             return False
         key = call_key(item)
-        known = self.calls.get(key) if key is not None else None
-        if known is not None:
-            self.same.update((proxy.name, twin) for proxy, twin in zip(item.outputs, known, strict=True))
+        calls = self.calls.get(key) if key is not None else None
+        if calls is not None:
+            self.same.update((proxy.name, twin) for proxy, twin in zip(item.outputs, calls, strict=True))
             return True
         new = sum(bytes_of(proxy) for proxy in item.outputs if proxy.name not in self.home)
         if new > LARGEST or self.size + new > IN_ALL:
@@ -118,8 +118,8 @@ def _reads_metadata(item: BoundSymbol) -> bool:
 
 
 def _is_as(value: torch.Tensor, proxy: TensorProxy) -> bool:
-    found = value.shape, value.stride(), value.dtype, value.device, value.is_conj(), value.is_neg()
-    return found == (
+    properties = value.shape, value.stride(), value.dtype, value.device, value.is_conj(), value.is_neg()
+    return properties == (
         proxy.shape,
         proxy.stride,
         proxy.dtype,

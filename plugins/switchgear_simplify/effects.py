@@ -23,18 +23,18 @@ def no_ops(trace: Trace) -> tuple[Trace, Mapping[str, TensorProxy]]:
     Also return the removed results, each with its argument. An output remains a tensor of its own. A copy remains where
     its memory, or its source's, is not the trace's alone, or a gradient flows through it.
     """
-    home = storages(trace.bound_symbols)
+    storage = storages(trace.bound_symbols)
     returned = {proxy.name for proxy in proxies(trace.outputs)}
-    shared = {home.get(name, name) for name in returned}.union(proxy.name for proxy in trace.inputs)
+    shared = {storage.get(name, name) for name in returned}.union(proxy.name for proxy in trace.inputs)
     same: dict[str, TensorProxy] = {}
     body: list[BoundSymbol] = []
     for call in trace.bound_symbols:
         item = call.reading(same)
         output = item.output
-        kept = not isinstance(output, TensorProxy) or output.name in returned
-        found = () if kept else [proxy for proxy in item.inputs if _is_unchanged(item, proxy, output, home, shared)]
-        if found:
-            same[output.name] = found[0]
+        is_kept = not isinstance(output, TensorProxy) or output.name in returned
+        unchanged = () if is_kept else [proxy for proxy in item.inputs if _is_unchanged(item, proxy, output, storage, shared)]
+        if unchanged:
+            same[output.name] = unchanged[0]
         else:
             body.append(item)
     return (replace(trace, bound_symbols=tuple(body)) if same else trace), same
@@ -44,14 +44,14 @@ def _is_unchanged(
     item: BoundSymbol,
     source: TensorProxy,
     output: TensorProxy,
-    home: Mapping[str, str],
+    storage: Mapping[str, str],
     shared: set[str],
 ) -> bool:
     """Check whether the result of a call equals an argument in every respect."""
     if source.metadata != output.metadata:
         return False
     leaves = tuple(leaves_of([item]))
-    start, end = home.get(source.name, source.name), home.get(output.name, output.name)
+    start, end = storage.get(source.name, source.name), storage.get(output.name, output.name)
     if start == end:
         # the offset of as_strided is not relative to its argument
         return all(leaf.symbol.fn is not _aten.as_strided.default for leaf in leaves)

@@ -30,9 +30,9 @@ def common_subexpressions(trace: Trace, count: int | None = None) -> tuple[Trace
     outputs = tuple(proxies(trace.outputs))
     calls = tuple(item for item in trace.bound_symbols if BACKWARD not in item.tags)
     forward = {id(item) for item in live(calls, proxies(trace.outputs[:count]))}
-    home = storages(trace.bound_symbols)
+    storage = storages(trace.bound_symbols)
     returned = {proxy.name for proxy in outputs}
-    escaping = {home.get(name, name) for name in returned}
+    escaping = {storage.get(name, name) for name in returned}
     first: dict[object, int] = {}
     merged: dict[str, TensorProxy] = {}
     body: list[BoundSymbol] = []
@@ -45,20 +45,20 @@ def common_subexpressions(trace: Trace, count: int | None = None) -> tuple[Trace
             body.append(item)
             continue
         key = key, ahead, item.grad_enabled, item.tags, region_of(item)
-        found = body[first[key]] if key in first else None
-        if found is None or not _mergeable(found, item, home, returned, escaping):
+        earlier = body[first[key]] if key in first else None
+        if earlier is None or not _mergeable(earlier, item, storage, returned, escaping):
             first[key] = len(body)
             body.append(item)
             continue
-        body[first[key]] = replace(found, links=tuple(dict.fromkeys((*found.links, *item.links))))
-        merged.update((proxy.name, twin) for proxy, twin in zip(item.outputs, found.outputs, strict=True))
+        body[first[key]] = replace(earlier, links=tuple(dict.fromkeys((*earlier.links, *item.links))))
+        merged.update((proxy.name, twin) for proxy, twin in zip(item.outputs, earlier.outputs, strict=True))
     return (replace(trace, bound_symbols=tuple(body)) if merged else trace), merged
 
 
 def _mergeable(
     first: BoundSymbol,
     second: BoundSymbol,
-    home: Mapping[str, str],
+    storage: Mapping[str, str],
     returned: set[str],
     escaping: set[str],
 ) -> bool:
@@ -66,7 +66,7 @@ def _mergeable(
     if len(first.outputs) != len(second.outputs):
         return False
     for one, other in zip(first.outputs, second.outputs, strict=True):
-        homes = {home.get(one.name, one.name), home.get(other.name, other.name)}
+        homes = {storage.get(one.name, one.name), storage.get(other.name, other.name)}
         if replace(one, name=other.name) != other or not returned.isdisjoint((one.name, other.name)):
             return False
         # two views of one tensor share its memory anyway

@@ -21,13 +21,13 @@ def refuse_hidden_writes(joint: Joint, forward: Trace, hidden: frozenset[str]) -
     if not names:
         return
     homes = storages(joint.trace.bound_symbols)
-    named = (joint.named[name].name if name in joint.named else name for name in names)
-    overwritten = {homes.get(name, name) for name in named}
+    proxy_names = (joint.named[name].name if name in joint.named else name for name in names)
+    overwritten = {homes.get(name, name) for name in proxy_names}
     for proxy, reader in _read(joint):
         if homes.get(proxy.name, proxy.name) in overwritten:
-            what = f"{reader.symbol.name} has read, at {reader.source}" if reader else "was saved"
+            reason = f"{reader.symbol.name} has read, at {reader.source}" if reader else "was saved"
             raise Unsupported(
-                f"the function writes through .data to a tensor that {what}: eager's backward reads the new value; "
+                f"the function writes through .data to a tensor that {reason}: eager's backward reads the new value; "
                 "write under torch.no_grad()"
             )
 

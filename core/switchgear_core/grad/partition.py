@@ -182,8 +182,8 @@ class _Halves:
         results.update(proxy.name for proxy in trace.inputs)
         later_results = {proxy.name for item in self.later for proxy in item.outputs}
         later_results.update(trace.tensors, (proxy.name for proxy in self.grad_outputs))
-        used = (*(proxy for item in self.later for proxy in item.inputs), *grads)
-        read = (*used, *(proxy for proxy in joint.kept if proxy.name in results))
+        operands = (*(proxy for item in self.later for proxy in item.inputs), *grads)
+        read = (*operands, *(proxy for proxy in joint.kept if proxy.name in results))
         self.read = tuple({p.name: p for p in read if p.name not in later_results}.values())
 
     def backward(self, replay: Body, saved: tuple[TensorProxy, ...]) -> Trace:

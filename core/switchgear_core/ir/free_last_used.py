@@ -34,8 +34,8 @@ def free_last_used(trace: Trace) -> Trace:
     return replace(trace, bound_symbols=tuple(reversed(body)))
 
 
-def _ended(used: Iterable[TensorProxy], alive: set[str]) -> list[BoundSymbol]:
+def _ended(operands: Iterable[TensorProxy], alive: set[str]) -> list[BoundSymbol]:
     """Return the `del` of values that no later line reads; mark them as `alive` for earlier lines."""
-    ending = {proxy.name: proxy for proxy in used if proxy.name not in alive}
+    ending = {proxy.name: proxy for proxy in operands if proxy.name not in alive}
     alive.update(ending)
     return [BoundSymbol(DEL, tuple(ending.values()), {}, None)] if ending else []

@@ -77,7 +77,7 @@ class Lines:
         """
         return tuple([self.trace.bound_symbols[index] for index in self._readers[value.name]])
 
-    def seen_elsewhere(self, whole: BoundSymbol) -> str:
+    def seen_elsewhere(self, composite: BoundSymbol) -> str:
         """Check whether a composite can replace its last part.
 
         Args:
@@ -87,9 +87,9 @@ class Lines:
             The reason against the replacement, or an empty string. No other line may read the values between its parts,
                 and no line may read its results before it.
         """
-        positions = {self.place[part.outputs[0].name] for part in whole.subsymbols}
-        results = {value.name for value in whole.outputs}
-        for value in itertools.chain.from_iterable(part.outputs for part in whole.subsymbols):
+        positions = {self.place[part.outputs[0].name] for part in composite.subsymbols}
+        results = {value.name for value in composite.outputs}
+        for value in itertools.chain.from_iterable(part.outputs for part in composite.subsymbols):
             others = {*self._readers[value.name]} - positions
             if value.name in results:
                 if any(place < max(positions) for place in others):

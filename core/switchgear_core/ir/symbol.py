@@ -152,8 +152,8 @@ class BoundSymbol(Shown):
     outputs: tuple[TensorProxy, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        named = proxies(self.kwargs) if self.kwargs else ()
-        object.__setattr__(self, "inputs", (*proxies(self.args), *named))
+        keywords = proxies(self.kwargs) if self.kwargs else ()
+        object.__setattr__(self, "inputs", (*proxies(self.args), *keywords))
         object.__setattr__(self, "outputs", tuple(proxies(self.output)))
 
     def __repr__(self) -> str:

@@ -288,10 +288,10 @@ def _first_inputs(lines: list[str]) -> list[str]:
 
 
 def _scope(trace: Trace, bound: bool) -> Scope:
-    used = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
-    used.update(proxy.name for proxy in proxies(trace.outputs))
-    tensors = {name: value for name, value in trace.tensors.items() if name in used}
-    return Scope(tensors, {trace.name, *used, *_parameters(trace)}, bound)
+    names = {proxy.name for item in trace.bound_symbols for proxy in (*item.inputs, *item.outputs)}
+    names.update(proxy.name for proxy in proxies(trace.outputs))
+    tensors = {name: value for name, value in trace.tensors.items() if name in names}
+    return Scope(tensors, {trace.name, *names, *_parameters(trace)}, bound)
 
 
 def _parameters(trace: Trace) -> list[str]:

@@ -27,8 +27,8 @@ def verify(trace: Trace) -> Trace:
         return trace
     index, message = fault
     body = enumerate(lines_of(trace))
-    shown = [f"{'>' if number == index else ' '} {line}" for number, line in body]
-    around = "\n".join(shown[max(0, index - _CONTEXT) : index + _CONTEXT + 1])
+    context = [f"{'>' if number == index else ' '} {line}" for number, line in body]
+    around = "\n".join(context[max(0, index - _CONTEXT) : index + _CONTEXT + 1])
     made_by = trace.provenance[-1].name if trace.provenance else "no pass"
     raise InvalidTrace(f"{message}\n  in trace {trace.name!r} as made by {made_by}:\n{around}")
 

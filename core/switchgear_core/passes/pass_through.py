@@ -29,7 +29,7 @@ def pass_through(trace: Trace) -> Trace:
         ):
             returned = item.inputs[-len(item.outputs) :]
             same.update(
-                (made.name, proxy) for made, proxy in zip(item.outputs, returned, strict=True)
+                (output.name, proxy) for output, proxy in zip(item.outputs, returned, strict=True)
             )
         else:
             body.append(item)

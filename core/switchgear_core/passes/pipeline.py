@@ -95,8 +95,8 @@ class Pipeline:
 
     def plugin_passes(self, stage: Stage, selection: Selection, **facts: Any) -> Trace:
         """Run the passes of plugins at a stage; `facts` become part of their context."""
-        made, choices = run_passes(stage, self.traces[-1], selection, **facts)
-        self.traces += map(verify, made) if self.checking else made
+        trace, choices = run_passes(stage, self.traces[-1], selection, **facts)
+        self.traces += map(verify, trace) if self.checking else trace
         self.choices += choices
         return self.traces[-1]
 
@@ -126,9 +126,9 @@ def compile_forward(
 
     `destined` maps outputs to their inputs. An output that the program writes into its input becomes None.
     """
-    kept = Pipeline([*stages])
-    _simplify(kept, selection)
-    return executable(kept, selection, boxed=False, choices=choices, destined=destined)
+    unchanged = Pipeline([*stages])
+    _simplify(unchanged, selection)
+    return executable(unchanged, selection, boxed=False, choices=choices, destined=destined)
 
 
 def differentiated(
@@ -150,8 +150,8 @@ def differentiated(
         _simplify(stages, selection, joint.count, again=True)
         return stages, replace(joint, trace=stages.traces[-1]), {}
     merged = _simplify(stages, selection, joint.count)
-    kept = tuple([merged.get(proxy.name, proxy) for proxy in joint.kept])
-    return stages, replace(joint, trace=stages.traces[-1], kept=kept), merged
+    residuals = tuple([merged.get(proxy.name, proxy) for proxy in joint.kept])
+    return stages, replace(joint, trace=stages.traces[-1], kept=residuals), merged
 
 
 def _simplify(
@@ -182,14 +182,14 @@ def executable(
     if selection.fusion:
         stages.change("mark_writes", partial(reinplace, source=lines, destined=destined, mark=True))
         source = stages.traces[-1]
-    chosen, buildings = _parts_of(source, selection, boxed)
-    _fuse(stages, chosen, boxed)
+    partition, buildings = _parts_of(source, selection, boxed)
+    _fuse(stages, partition, boxed)
     jobs = [job for building in buildings if (job := building.job()) is not None]
     stages.run("dead_code", dead_code)
     stages.change("reinplace", partial(reinplace, source=lines, destined=destined))
     outputs = stages.traces[-1].outputs
     destined = {place: n for place, n in destined.items() if outputs[place] is not None}
-    stages.plugin_passes("after_claim", chosen, gives_gradients=boxed, destined=destined)
+    stages.plugin_passes("after_claim", partition, gives_gradients=boxed, destined=destined)
     trace = stages.run("free_last_used", free_last_used)
     for building in buildings:
         building.finished(trace)
@@ -205,7 +205,7 @@ def executable(
         blame,
         selection.check,
         next(iter(jobs), None),
-        chosen.answers,
+        partition.answers,
     )
 
 

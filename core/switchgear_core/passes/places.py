@@ -71,12 +71,12 @@ class Places:
         name = proxy.name
         is_number = shift is not None and not is_symbolic(proxy)
         self.memory[name], self.shift[name] = memory, shift if is_number else None
-        whole = ("all", memory)
+        everything = ("all", memory)
         self.at[name] = (
-            geometry(proxy, shift) if is_number and shift is not None else place or whole
+            geometry(proxy, shift) if is_number and shift is not None else place or everything
         )
         self.left[memory] += len(self.readers.get(name, ()))
-        if place is None or self.at[name] in (whole, self.at.get(memory)):
+        if place is None or self.at[name] in (everything, self.at.get(memory)):
             self.full.add(name)
 
     def compute(self, proxy: TensorProxy) -> None:

@@ -69,12 +69,12 @@ class LazyProgram:
         """Return the program recompiled, or unchanged where the new program would hold for fewer sizes."""
         if self.sizes is None:
             return self.make()
-        settled = replace(program, job=None)
+        final = replace(program, job=None)
         try:
             new, constraints = self.sizes.compile_more(self.make)
         except (Unsupported, DataDependent):
-            return settled
-        return settled if constraints else new
+            return final
+        return final if constraints else new
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -163,11 +163,11 @@ def compile_training(
         partial(executable, forward, selection, boxed=False, choices=(*choices, *joint.choices))
     )
     make_forward()
-    known = {
+    constants = {
         proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))
     } - overwritten
     inner = tuple(
-        i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in known
+        i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in constants
     )
     later = LazyProgram(partial(executable, backward, selection, boxed=True))
     if joint.trace.numbers:
@@ -223,8 +223,8 @@ def _other_backward(
         stages, joint = Pipeline([training.prepared]), fewer
         stages.keep("undefined_grads", joint.trace, start)
     outputs = joint.trace.outputs
-    forward, found = outputs[: joint.count], outputs[joint.count :]
-    grads = tuple(grad if want else None for grad, want in zip(found, wanted, strict=True))
+    forward, residuals = outputs[: joint.count], outputs[joint.count :]
+    grads = tuple(grad if want else None for grad, want in zip(residuals, wanted, strict=True))
     merged = _still_merged(training, higher_order)
     body = [item.reading(merged) for item in joint.trace.bound_symbols]
     trace = replace(joint.trace, outputs=(*forward, *grads), bound_symbols=tuple(body))

@@ -78,13 +78,13 @@ def reinplace(
         step = plan.steps.get(index)
         lines += [item] if step is None else step.lines(item, names)
     inputs = {proxy.name for proxy in trace.inputs}
-    written = Counter(write.memory for write in plan.writes if write.memory in inputs)
+    writes = Counter(write.memory for write in plan.writes if write.memory in inputs)
     outputs = [None if plan.is_home(place, p) else p for place, p in enumerate(trace.outputs)]
     return replace(
         trace,
         bound_symbols=tuple(lines),
         outputs=tuple(outputs),
-        written=written,
+        written=writes,
     )
 
 
@@ -112,11 +112,11 @@ class _Step:
             twin = in_place_twin(item.symbol.fn)
             return [_called(item, twin, item.args, dict(item.kwargs), self.output)]
         view = changed_proxy(self.view, name=names.fresh())
-        made = changed_proxy(view, name=names.fresh())
+        output = changed_proxy(view, name=names.fresh())
         of = (self.base, *item.args[2:])
         looked = _called(item, _SCATTERS[item.symbol.fn], of, dict(item.kwargs), view)
-        written = _called(item, _aten.copy_.default, (view, item.args[1]), {}, made)
-        return [changed(looked, choices=()), written, _renamed(item, made, self.base)]
+        write = _called(item, _aten.copy_.default, (view, item.args[1]), {}, output)
+        return [changed(looked, choices=()), write, _renamed(item, output, self.base)]
 
 
 def _called(
@@ -197,8 +197,8 @@ class _Plan:
 
     def _note_output(self, place: int, proxy: TensorProxy) -> None:
         root = self._values.root(proxy.name)
-        made = self._lines[self._makers[root]].outputs if root in self._makers else ()
-        is_whole = any(one.name == root and one.layout == proxy.layout for one in made)
+        outputs = self._lines[self._makers[root]].outputs if root in self._makers else ()
+        is_whole = any(one.name == root and one.layout == proxy.layout for one in outputs)
         if place in self._places and is_whole:
             self._destined[root].add(self._places[place])
         else:
@@ -300,8 +300,8 @@ class _Plan:
         if is_absolute and self._values.shift.get(base.name) != 0:
             return None
         with internals.real_dispatch():
-            whole = torch.empty_strided(base.shape, base.stride, device="meta")
-            view = fn(whole, *item.args[2:], **item.kwargs)
+            storage = torch.empty_strided(base.shape, base.stride, device="meta")
+            view = fn(storage, *item.args[2:], **item.kwargs)
         offset = view.storage_offset() + (0 if is_absolute else base.storage_offset)
         layout = {"shape": tuple(view.shape), "stride": tuple(view.stride())}
         return changed_proxy(base, **layout, storage_offset=offset)
@@ -326,17 +326,17 @@ class _Plan:
         is_inner = strides(part) != strides(output)
         while (scatter := self._scatter(index, name, place)) is not None:
             number, views, place = scatter
-            whole, result = self._lines[number].args[0], self._lines[number].output
+            target, result = self._lines[number].args[0], self._lines[number].output
             is_read = is_inner and self._values.readers[name] != [number]
-            if is_read or strides(whole) != strides(result):
+            if is_read or strides(target) != strides(result):
                 return None
             chain.reads += 1
             is_inner = bool(views)
             if is_inner:
-                chain.steps |= dict.fromkeys((*views, number), _Step(whole, is_dropped=True))
+                chain.steps |= dict.fromkeys((*views, number), _Step(target, is_dropped=True))
             else:
-                chain.steps[number] = _Step(whole, part=part)
-                chain.values.append((result, whole))
+                chain.steps[number] = _Step(target, part=part)
+                chain.values.append((result, target))
                 part = result
             name = result.name
         return None if is_inner and self._values.readers[name] else chain
@@ -361,12 +361,12 @@ class _Plan:
         """Return the place of a scatter's base, which is a view of `root` by these lines, and the written place."""
         at, shift = self._values.at[root], self._values.shift[root]
         for line in reversed(views):
-            made = self._lines[line]
-            is_number = shift is not None and not is_symbolic(made.output)
+            maker = self._lines[line]
+            is_number = shift is not None and not is_symbolic(maker.output)
             at = (
-                geometry(made.output, shift)
+                geometry(maker.output, shift)
                 if shift is not None and is_number
-                else place_of_call(made.symbol.fn, made.args[1:], made.kwargs, at)
+                else place_of_call(maker.symbol.fn, maker.args[1:], maker.kwargs, at)
             )
         view = None if shift is None else self._view(item, item.args[0])
         if view is not None and shift is not None:
@@ -422,10 +422,10 @@ def _has_twin(fn: Any) -> bool:
     if twin is None or fn._schema.is_mutable or fn._opname in _OF_MEMORY:
         return False
     own, other = fn._schema, twin._schema
-    written = [one.alias_info is not None and one.alias_info.is_write for one in other.arguments]
+    is_written = [one.alias_info is not None and one.alias_info.is_write for one in other.arguments]
     return (
         [(one.name, str(one.type)) for one in own.arguments]
         == [(one.name, str(one.type)) for one in other.arguments]
         and [one.alias_info for one in own.returns] == [None]
-        and written == [True, *[False] * (len(written) - 1)]
+        and is_written == [True, *[False] * (len(is_written) - 1)]
     )

@@ -58,4 +58,4 @@ def _operators(trace: Trace) -> tuple[int, list[str]]:
         if item.implementation is not None:
             counts[item.implementation.owner] += count
     fused = {owner: f" in {counted(many, 'region')}" for owner, many in regions.items()}
-    return total, [f"{who} {count:,}{fused.get(who, '')}" for who, count in counts.items()]
+    return total, [f"{name} {count:,}{fused.get(name, '')}" for name, count in counts.items()]

@@ -52,9 +52,9 @@ def modes_kept() -> Iterator[None]:
             name for (name, ask, _), value in zip(_MODES, before, strict=True) if ask() != value
         ]
     finally:
-        for (_, ask, put), value in zip(_MODES, before, strict=True):
+        for (_, ask, setter), value in zip(_MODES, before, strict=True):
             if ask() != value:
-                put(value)
+                setter(value)
     if changed:
         raise Unsupported(
             f"the function leaves {changed[0]} changed; change it back at its end, or change it outside"
@@ -123,8 +123,8 @@ def leaves_nothing(function: Callable[P, R]) -> Callable[P, R]:
     @undoing
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        states = *[(ask, put) for _, ask, put in _MODES], *internals.THREAD_STATES
-        modes = [(ask(), ask, put) for ask, put in states]
+        states = *[(ask, setter) for _, ask, setter in _MODES], *internals.THREAD_STATES
+        modes = [(ask(), ask, setter) for ask, setter in states]
         filters = warnings.filters, [*warnings.filters]
         change = Change(_put_states, modes, _random_streams(), filters)
         result = function(*args, **kwargs)
@@ -139,9 +139,9 @@ def _put_states(
     streams: Iterable[tuple[Callable[[object], object], object]],
     filters: tuple[Any, list[Any]],
 ) -> None:
-    for state, ask, put in modes:
+    for state, ask, setter in modes:
         if ask() != state:
-            put(state)
+            setter(state)
     for put_stream, state in streams:
         put_stream(state)
     warnings.filters, warnings.filters[:] = filters  # type: ignore[index]

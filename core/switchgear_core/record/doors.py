@@ -271,9 +271,9 @@ class _Operators(internals.DispatchMode):
                 return self.recorder.values.known_results()
             if active_recorder() is not self.recorder:
                 raise
-            what = "in a backward inside the jitted function, which cannot have it"
+            reason = "in a backward inside the jitted function, which cannot have it"
             raise DataDependent(
-                f"{error} needs the data of a tensor, in {self.recorder.here()}, {what}"
+                f"{error} needs the data of a tensor, in {self.recorder.here()}, {reason}"
             ) from error
 
     def _recorded(self, call: Operation) -> Any:

@@ -334,12 +334,12 @@ def left_out(variable: str, candidates: Iterable[str]) -> set[str]:
 
     `candidates` is read no further than needed.
     """
-    named = {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
+    listed_names = {name.strip() for name in os.environ.get(variable, "").split(",")} - {""}
     names_seen = set[str]()
     names = iter(candidates)
-    while not named <= names_seen and (name := next(names, None)) is not None:
+    while not listed_names <= names_seen and (name := next(names, None)) is not None:
         names_seen.add(name)
-    if unknown := named - names_seen:
+    if unknown := listed_names - names_seen:
         missing, there = (", ".join(sorted(group)) for group in (unknown, names_seen))
         warn_once(f"{variable} names {missing}, which is not there (there are: {there})")
-    return named
+    return listed_names

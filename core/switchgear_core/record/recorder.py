@@ -230,8 +230,8 @@ class Recorder:
                 self.inputs.reached_otherwise.add(id(tensor))
                 tensor = wrapper
             elif self._adopt is None or internals.is_fake(tensor):
-                what = "a tensor from outside of the trace, or a tensor subclass made inside,"
-                raise Unsupported(f"{what} was used in {self.here()}")
+                subject = "a tensor from outside of the trace, or a tensor subclass made inside,"
+                raise Unsupported(f"{subject} was used in {self.here()}")
             else:
                 with internals.DisableTorchFunction():
                     return self._adopt(self, tensor)

@@ -149,19 +149,19 @@ def refuse_casts(recorded: Iterable[BoundSymbol], is_seen: bool, here: Callable[
 
 @contextlib.contextmanager
 def backward_writes_refused(
-    tracker: Tracker, tensors: Sequence[torch.Tensor], what: str
+    tracker: Tracker, tensors: Sequence[torch.Tensor], subject: str
 ) -> Iterator[None]:
     """Raise `Unsupported` if backward code run inside writes to one of its argument tensors."""
     before = [tracker.proxy_of(tensor) for tensor in tensors]
     yield
     if before != [tracker.proxy_of(tensor) for tensor in tensors]:
         raise Unsupported(
-            f"{what} writes in place to a tensor that it is handed; write to a clone, or return another"
+            f"{subject} writes in place to a tensor that it is handed; write to a clone, or return another"
         )
 
 
-def _refuse(what: str, here: Callable[[], str]) -> None:
+def _refuse(subject: str, here: Callable[[], str]) -> None:
     # TorchDynamo may treat a tensor that requires grad by a write as one that does not, and skip a Function's backward
     raise Unsupported(
-        f"a write {what}, in {here()}; write to a clone, or make a new tensor", splits=False
+        f"a write {subject}, in {here()}; write to a clone, or make a new tensor", splits=False
     )

@@ -330,24 +330,24 @@ def _class_name(leaf: object) -> str:
     return f"{type(leaf).__module__}.{type(leaf).__qualname__}"
 
 
-def check_tensor(tensor: torch.Tensor, what: str) -> None:
+def check_tensor(tensor: torch.Tensor, subject: str) -> None:
     """Refuse the kinds of tensors that a trace cannot hold, by name."""
     if type(tensor) not in _PLAIN_TENSORS:
         raise Unsupported(
-            f"{what} is a {type(tensor).__qualname__}: tensor subclasses are not supported",
+            f"{subject} is a {type(tensor).__qualname__}: tensor subclasses are not supported",
             splits=False,
         )
     if internals.is_functorch_tensor(tensor):
         raise Unsupported(
-            f"{what} belongs to a torch.func transform: jit the whole, or use sg.grad or sg.vjp",
+            f"{subject} belongs to a torch.func transform: jit the whole, or use sg.grad or sg.vjp",
             splits=False,
         )
     if tensor.layout is not torch.strided:
         raise Unsupported(
-            f"{what} has layout {tensor.layout}: only strided tensors are supported", splits=False
+            f"{subject} has layout {tensor.layout}: only strided tensors are supported", splits=False
         )
     if tensor.is_quantized or tensor.is_nested:
-        raise Unsupported(f"{what} is quantised or nested: not supported", splits=False)
+        raise Unsupported(f"{subject} is quantised or nested: not supported", splits=False)
 
 
 def check_devices(leaves: list[object]) -> None:
@@ -355,9 +355,9 @@ def check_devices(leaves: list[object]) -> None:
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     devices = {tensor.device for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"}
     if len(devices) > 1:
-        named = ", ".join(sorted(map(str, devices)))
+        names = ", ".join(sorted(map(str, devices)))
         raise Unsupported(
-            f"the argument tensors are on several devices ({named}); move them to one", splits=False
+            f"the argument tensors are on several devices ({names}); move them to one", splits=False
         )
 
 

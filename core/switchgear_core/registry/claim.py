@@ -26,13 +26,13 @@ def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
     the executors that do not run the line after all.
     """
     fusion = selection.fusion
-    apart, exact = cache(selection.without_fusion), cache(selection.exact)
+    unfused, exact = cache(selection.without_fusion), cache(selection.exact)
     body: list[BoundSymbol] = []
     pending = deque(trace.bound_symbols)
     while pending:
         item = pending.popleft()
         implementation, declined, waits = claimant(
-            item, exact() if EXACT in item.tags else apart() if IN_PLACE in item.tags else selection
+            item, exact() if EXACT in item.tags else unfused() if IN_PLACE in item.tags else selection
         )
         owner = "decomposition" if implementation is None else implementation.owner
         choices = (

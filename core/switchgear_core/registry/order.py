@@ -82,13 +82,13 @@ def select(
     """
     parts = Parts() if parts is None else parts
     strict: bool = settings.get("strict", False)
-    asked = configured(order(plugins, executors), plugins, settings.get("options") or {})
-    has_chooser = asked.is_measured and any(
-        isinstance(one, Plugin) and one.chooser is not None for one in asked.asked
+    candidates = configured(order(plugins, executors), plugins, settings.get("options") or {})
+    has_chooser = candidates.is_measured and any(
+        isinstance(one, Plugin) and one.chooser is not None for one in candidates.asked
     )
     is_deferred = bool(parts.first("switchgear_defers", settings=settings, is_measured=has_chooser))
-    reasons = _reasons_against(asked, is_deferred, strict)
-    sources, taking_part = _sources(plugins, asked, reasons)
+    reasons = _reasons_against(candidates, is_deferred, strict)
+    sources, taking_part = _sources(plugins, candidates, reasons)
     claimants = tuple(source for source in sources if isinstance(source, Claimant))
     tables = settings.get("grad_rules") or ()
     tables = (tables,) if isinstance(tables, (Table, str)) else tuple(tables)
@@ -109,12 +109,12 @@ def select(
         claimants=claimants,
         rule_sources=tuple(sources),
         fuel=fuel if isinstance(fuel, Fuel) else Fuel(fuel),
-        choosers=tuple(p.chooser for p in taking_part if p.chooser and asked.is_measured),
+        choosers=tuple(p.chooser for p in taking_part if p.chooser and candidates.is_measured),
         handlers=Handlers(enabled((*parts.features, *brought), _features_of_others(plugins))),
-        passed_over=passed_over(plugins, asked),
+        passed_over=passed_over(plugins, candidates),
         preferences=preferred,
         check=settings.get("check", False),
-        team=_team(asked, plugins, [*skipped]),
+        team=_team(candidates, plugins, [*skipped]),
         settings=settings,
         savings=parts.first("switchgear_savings", settings=settings) or AS_EAGER,
         parts=parts,
@@ -122,7 +122,7 @@ def select(
     )
 
 
-def _reasons_against(asked: Order, is_deferred: bool, strict: bool) -> dict[Executor, str | None]:
+def _reasons_against(candidates: Order, is_deferred: bool, strict: bool) -> dict[Executor, str | None]:
     """Return why each executor cannot run here, None if it can; tell of those that a user expects.
 
     Raises:
@@ -133,18 +133,18 @@ def _reasons_against(asked: Order, is_deferred: bool, strict: bool) -> dict[Exec
         executor: None
         if is_deferred and _compiles_elsewhere(executor)
         else reason_unavailable(executor)
-        for executor in asked.executors
+        for executor in candidates.executors
     }
     for executor, reason in reasons.items():
         if reason is None:
             continue
-        if executor.name in asked.named:
+        if executor.name in candidates.named:
             if strict:
                 raise ExecutorUnavailable(
                     f"executor {executor.name} cannot run here: {reason}; remove it from executors"
                 )
             warn(f"executor {executor.name} is listed but skipped, it cannot run here: {reason}")
-        elif executor.runs_everywhere and asked.is_measured:
+        elif executor.runs_everywhere and candidates.is_measured:
             warn_once(
                 f"executor {executor.name} cannot run here, regions are left to others: {reason}"
             )
@@ -152,22 +152,22 @@ def _reasons_against(asked: Order, is_deferred: bool, strict: bool) -> dict[Exec
 
 
 def _sources(
-    plugins: Plugins, asked: Order, reasons: Mapping[Executor, str | None]
+    plugins: Plugins, candidates: Order, reasons: Mapping[Executor, str | None]
 ) -> tuple[list[RuleSource], list[Plugin]]:
     """Return the sources of rules in the order of asking, and the plugins that take part."""
     sources: list[RuleSource] = []
     homes: dict[str, Plugin] = {}
-    for one in asked.asked:
-        home = one if isinstance(one, Plugin) else _home(plugins, one)
+    for one in candidates.asked:
+        plugin = one if isinstance(one, Plugin) else _home(plugins, one)
         if isinstance(one, Plugin):
-            sources.append(_package_source(one, asked.remedy(one.name)))
+            sources.append(_package_source(one, candidates.remedy(one.name)))
         elif reasons[one] is None:
-            is_first = home is not None and home.name not in homes
-            sources.append(_claimant(one, home, asked, first=is_first))
+            is_first = plugin is not None and plugin.name not in homes
+            sources.append(_claimant(one, plugin, candidates, first=is_first))
         else:
             continue
-        if home is not None:
-            homes[home.name] = home
+        if plugin is not None:
+            homes[plugin.name] = plugin
     return sources, [*homes.values()]
 
 
@@ -178,10 +178,10 @@ def _features_of_others(plugins: Plugins) -> Iterator[Feature]:
 
 
 def _team(
-    asked: Order, plugins: Plugins, skipped: Sequence[Executor]
+    candidates: Order, plugins: Plugins, skipped: Sequence[Executor]
 ) -> tuple[str | Executor, ...]:
     team: list[str | Executor] = []
-    for one in asked.asked:
+    for one in candidates.asked:
         if isinstance(one, Plugin) or one in plugins.executors:
             team += [] if one in skipped else [one.name]
         elif one not in skipped:
@@ -218,23 +218,23 @@ def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
     return plugins.plugin_of[executor.name] if executor is own or is_alike else None
 
 
-def _claimant(executor: Executor, home: Plugin | None, asked: Order, *, first: bool) -> Claimant:
+def _claimant(executor: Executor, plugin: Plugin | None, candidates: Order, *, first: bool) -> Claimant:
     """Return an executor with its plugin's registrations, or else those in its own table now.
 
     The skip rule of a plugin is asked once, with the `first` of its executors.
     """
     name = executor.name
-    version = executor.version or (home.version if home else "")
+    version = executor.version or (plugin.version if plugin else "")
     table = executor.table or Table(name)
-    grad_rules = home.registry.grad_rules_of(name) if home else table.grad_rules
-    implementations = home.registry.implementations_of(name) if home else table.implementations
+    grad_rules = plugin.registry.grad_rules_of(name) if plugin else table.grad_rules
+    implementations = plugin.registry.implementations_of(name) if plugin else table.implementations
     own = SkipRule(executor.is_constant_for_vjp, executor.is_constant_for_vjp)
-    skip_rules = (own, *(_skip_rules(home) if home and first else ()))
-    given = asked.options.get(name, {})
-    options = f"({', '.join(f'{key}={value!r}' for key, value in given.items())})" if given else ""
+    skip_rules = (own, *(_skip_rules(plugin) if plugin and first else ()))
+    values = candidates.options.get(name, {})
+    options = f"({', '.join(f'{key}={value!r}' for key, value in values.items())})" if values else ""
     label = " ".join(filter(None, (name, version, options)))
-    remedy = asked.remedy(name)
-    rest = implementations, options, name in asked.named
+    remedy = candidates.remedy(name)
+    rest = implementations, options, name in candidates.named
     return Claimant(name, label, remedy, grad_rules, skip_rules, executor, *rest)
 
 
@@ -278,7 +278,7 @@ def order(plugins: Plugins, executors: Executors) -> Order:
         raise TypeError(
             f"executors={executors!r} is not a list, of which the first is asked first; write ['torch']"
         )
-    found: dict[str, Executor | Plugin | EllipsisType] = {}
+    by_name: dict[str, Executor | Plugin | EllipsisType] = {}
     left_out: set[str] = set()
     for place, item in enumerate((...,) if executors == "auto" else executors):
         if isinstance(item, str) and item.startswith("-"):
@@ -291,12 +291,12 @@ def order(plugins: Plugins, executors: Executors) -> Order:
             kind = type(one).__name__
             raise TypeError(f"{kind}.__init__ does not call super().__init__(name), which names it")
         name = "..." if isinstance(one, EllipsisType) else one.name
-        if name in found:
+        if name in by_name:
             raise InvalidInput(
                 f"executor {name!r} is listed twice; list each once, the first is asked first"
             )
-        found[name] = one
-    if left_out and "..." not in found:
+        by_name[name] = one
+    if left_out and "..." not in by_name:
         name = min(left_out)
         raise InvalidInput(
             f"'-{name}' leaves out one of the default ones: write executors=[..., '-{name}']"
@@ -305,31 +305,31 @@ def order(plugins: Plugins, executors: Executors) -> Order:
         plugins.executors, key=lambda one: not isinstance(one, FusionExecutor) and one.priority <= 0
     )
     default: tuple[Executor | Plugin, ...] = (*fusing_first, *plugins.rule_packages)
-    rest = [one for one in default if one.name not in found and one.name not in left_out]
-    asked: list[Executor | Plugin] = []
-    for one in found.values():
-        asked += rest if isinstance(one, EllipsisType) else [one]
-    return Order(tuple(asked), frozenset(found) - {"..."}, True)
+    rest = [one for one in default if one.name not in by_name and one.name not in left_out]
+    candidates: list[Executor | Plugin] = []
+    for one in by_name.values():
+        candidates += rest if isinstance(one, EllipsisType) else [one]
+    return Order(tuple(candidates), frozenset(by_name) - {"..."}, True)
 
 
-def configured(asked: Order, plugins: Plugins, options: ExecutorOptions) -> Order:
+def configured(candidates: Order, plugins: Plugins, options: ExecutorOptions) -> Order:
     """Return the order with options of its executors. Raises `UnknownExecutor` and `InvalidInput` for others."""
-    known = {one.name: one for one in asked.asked}
+    by_name = {one.name: one for one in candidates.asked}
     for name in options:
-        if name not in known:
+        if name not in by_name:
             raise UnknownExecutor(
-                f"options: no executor {name!r} takes part in this call{did_you_mean(name, known)} "
-                f"(those that do: {', '.join(known)})"
+                f"options: no executor {name!r} takes part in this call{did_you_mean(name, by_name)} "
+                f"(those that do: {', '.join(by_name)})"
             )
-        one = known[name]
+        one = by_name[name]
         if isinstance(one, Plugin):
             raise InvalidInput(f"options names {name!r}, a package of rules, which has none")
         if one not in plugins.executors:
             raise InvalidInput(
                 f"options names {name!r}, which is an object in executors: make it with its options"
             )
-        known[name] = _with_options(one, options[name])
-    return replace(asked, asked=tuple(known.values()), options=options)
+        by_name[name] = _with_options(one, options[name])
+    return replace(candidates, asked=tuple(by_name.values()), options=options)
 
 
 def _with_options(executor: Executor, options: Mapping[str, object]) -> Executor:
@@ -348,9 +348,9 @@ def _with_options(executor: Executor, options: Mapping[str, object]) -> Executor
 
 def installed(plugins: Plugins, name: str) -> Executor | Plugin:
     """Return the installed executor or package of rules with this name. Raises `UnknownExecutor`."""
-    known = {one.name: one for one in _everyone(plugins)}
-    if name in known:
-        return known[name]
+    by_name = {one.name: one for one in _everyone(plugins)}
+    if name in by_name:
+        return by_name[name]
     for status in plugins.report:
         if status.error and name in (status.name, *status.executors):
             how = {"failed": "has failed", "conflict": "is in conflict"}.get(status.status)
@@ -362,15 +362,15 @@ def installed(plugins: Plugins, name: str) -> Executor | Plugin:
                 f"plugin {name!r} brings the executors {', '.join(status.executors)}; name these"
             )
     raise UnknownExecutor(
-        f"no executor is called {name!r}{did_you_mean(name, known)} (installed: {', '.join(known) or 'none'})"
+        f"no executor is called {name!r}{did_you_mean(name, by_name)} (installed: {', '.join(by_name) or 'none'})"
     )
 
 
 def passed_over(plugins: Plugins, order: Order) -> tuple[str, ...]:
     """Return the names of installed executors and packages of rules that do not participate."""
-    asked = {one.name for one in order.asked}
+    candidates = {one.name for one in order.asked}
     names = (*(one.name for one in _everyone(plugins)), *plugins.others)
-    return tuple([name for name in names if name not in asked])
+    return tuple([name for name in names if name not in candidates])
 
 
 def _everyone(plugins: Plugins) -> tuple[Executor | Plugin, ...]:
@@ -383,5 +383,5 @@ def _no_executor(place: int, item: object) -> TypeError:
         remedy = f"write sg.Executor({item.owner!r}, table=table)"
     elif isinstance(item, type) and issubclass(item, Executor):
         remedy = f"write {item.__name__}(), an object of the class"
-    shown = f"a {type(item).__name__}" if isinstance(item, Table) else repr(item)
-    return TypeError(f"executors[{place}] is {shown}; {remedy}")
+    description = f"a {type(item).__name__}" if isinstance(item, Table) else repr(item)
+    return TypeError(f"executors[{place}] is {description}; {remedy}")

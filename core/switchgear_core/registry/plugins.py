@@ -153,17 +153,17 @@ class Discovery:
             if item.entry in reasons:
                 item.fault = "failed", reasons[item.entry]
 
-    def plugins(self, listed: object = None, tables: Iterable[object] = ()) -> Plugins:
+    def plugins(self, names: object = None, tables: Iterable[object] = ()) -> Plugins:
         """Return the plugins that may participate; `listed` is the option `executors` of `jit`. See `installed`."""
-        chosen = tuple(self._chosen(listed, tables))
-        if chosen not in self._assembled:
-            self._assembled[chosen] = self._assemble(chosen)
-        return self._assembled[chosen]
+        candidates = tuple(self._chosen(names, tables))
+        if candidates not in self._assembled:
+            self._assembled[candidates] = self._assemble(candidates)
+        return self._assembled[candidates]
 
-    def _chosen(self, listed: object, tables: Iterable[object]) -> Iterable[Candidate[Plugin]]:
-        if not isinstance(listed, Sequence) or isinstance(listed, str) or ... in listed:
+    def _chosen(self, requested: object, tables: Iterable[object]) -> Iterable[Candidate[Plugin]]:
+        if not isinstance(requested, Sequence) or isinstance(requested, str) or ... in requested:
             return self._candidates
-        items = (*listed, *tables)
+        items = (*requested, *tables)
         names = {item for item in items if isinstance(item, str)}
         # an object of the class `Executor` itself, without a table, stands for a plugin's registrations under its name
         objects = [item for item in items if isinstance(item, Executor) and hasattr(item, "name")]
@@ -178,14 +178,14 @@ class Discovery:
             if item.name in names or item.entry.module.partition(".")[0] in packages
         ]
 
-    def _assemble(self, chosen: Sequence[Candidate[Plugin]]) -> Plugins:
-        for item in chosen:
+    def _assemble(self, candidates: Sequence[Candidate[Plugin]]) -> Plugins:
+        for item in candidates:
             item.load()
-        faults = {item: item.fault for item in chosen}
+        faults = {item: item.fault for item in candidates}
         for check in (_foreign_owners, self._others_names, _rival_owners):
-            homes = {item.plugin: item for item in chosen if item.plugin and faults[item] is None}
+            homes = {item.plugin: item for item in candidates if item.plugin and faults[item] is None}
             faults.update((homes[plugin], fault) for plugin, fault in check([*homes]).items())
-        for item in chosen:
+        for item in candidates:
             item.tell(faults[item])
 
         @functools.cache
@@ -196,11 +196,11 @@ class Discovery:
                     notes=tuple(item.imported.notes),
                     traceback=item.traceback,
                 )
-                for item in chosen
+                for item in candidates
             )
 
-        sound = [item.plugin for item in chosen if item.plugin and faults[item] is None]
-        others = dict.fromkeys(item.name for item in self._candidates if item not in chosen)
+        sound = [item.plugin for item in candidates if item.plugin and faults[item] is None]
+        others = dict.fromkeys(item.name for item in self._candidates if item not in candidates)
         return _assembled(sound, statuses, tuple(others))
 
     def _others_names(self, plugins: Sequence[Plugin]) -> dict[Plugin, Fault]:
@@ -225,14 +225,14 @@ class Discovery:
 
 
 @undoing
-def installed(listed: object = None, tables: Iterable[object] = ()) -> Plugins:
+def installed(names: object = None, tables: Iterable[object] = ()) -> Plugins:
     """Return the plugins of this process that may participate; `listed` is `executors`, `tables` is `grad_rules`.
 
     A list without `...` imports only the named plugins; if a name belongs to no entry point, such as a plugin's second
     executor, all are imported, to find it. Any other option imports all installed plugins.
     """
     with LOADING, uncaptured():  # two threads would both load the plugins
-        return loaded_once().plugins(listed, tables)
+        return loaded_once().plugins(names, tables)
 
 
 @functools.cache

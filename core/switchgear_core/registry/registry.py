@@ -374,10 +374,10 @@ class Table(Shown):
 
         return declare
 
-    def _require_callable(self, what: str, value: object, target: object) -> None:
+    def _require_callable(self, subject: str, value: object, target: object) -> None:
         if not callable(value):
             raise RegistrationError(
-                f"{self.owner} registers the {what} {value!r} for {target}; it is not callable"
+                f"{self.owner} registers the {subject} {value!r} for {target}; it is not callable"
             )
 
 

@@ -227,24 +227,24 @@ class _Application:
         """Return the recorded forward, with the operator's own names for outputs computed there."""
         local_names = {proxy.name for item in recorded for proxy in item.outputs}
         env: dict[str, TensorProxy] = {}
-        named: list[TensorProxy] = []
+        proxies: list[TensorProxy] = []
         identities: list[BoundSymbol] = []
         theirs, places = storages([self.bound_symbol]), storages(recorded)
         names = {proxy.name for proxy in self.argument_proxies}
         for output, original in zip(outputs, self.bound_symbol.outputs, strict=True):
             if original.name not in theirs and places.get(output.name, output.name) in names:
                 raise self._error("returns an argument or a view of it; return a clone")
-            named.append(replace(output, name=original.name, requires_grad=original.requires_grad))
+            proxies.append(replace(output, name=original.name, requires_grad=original.requires_grad))
             if output.name in local_names and output.name not in env:
-                env[output.name] = named[-1]
-                self.recorder.values.rename(output, named[-1])
+                env[output.name] = proxies[-1]
+                self.recorder.values.rename(output, proxies[-1])
             else:
                 value = env.get(output.name, output)
                 identities.append(
-                    BoundSymbol(IDENTITY, (value,), {}, named[-1], source=self.bound_symbol.source)
+                    BoundSymbol(IDENTITY, (value,), {}, proxies[-1], source=self.bound_symbol.source)
                 )
         forward = [renamed(item, env) for item in recorded]
-        return (*forward, *identities), tuple(named)
+        return (*forward, *identities), tuple(proxies)
 
     def _materialised(self, grad: TensorProxy | None, output: TensorProxy) -> torch.Tensor | None:
         if grad is not None:
@@ -281,16 +281,16 @@ class _Application:
                 raise self._error(
                     f"gives a {type(grad).__name__} as the gradient of argument {index}"
                 )
-            what = f"the gradient of tensor argument {index}"
-            results.append(None if grad is None else self._checked(grad, argument, what))
+            subject = f"the gradient of tensor argument {index}"
+            results.append(None if grad is None else self._checked(grad, argument, subject))
         return tuple(results)
 
-    def _checked(self, tensor: torch.Tensor, expected: TensorProxy, what: str) -> TensorProxy:
+    def _checked(self, tensor: torch.Tensor, expected: TensorProxy, subject: str) -> TensorProxy:
         proxy = self.tracker.proxy_of(tensor)
         for attribute in ("shape", "dtype", "device"):
             actual, reference = getattr(proxy, attribute), getattr(expected, attribute)
             if actual != reference:
-                raise self._error(f"{what} has {attribute} {actual}, expected {reference}")
+                raise self._error(f"{subject} has {attribute} {actual}, expected {reference}")
         return proxy
 
     def _grad_outputs(self, state: _Transform, outputs: tuple[TensorProxy, ...]) -> Grads:

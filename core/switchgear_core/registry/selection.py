@@ -194,8 +194,8 @@ def _answer(claimant: Claimant, bound_symbol: BoundSymbol) -> Implementation | D
     ):
         return FIXED_SIZES
     entry = claimant.implementations.get(bound_symbol.symbol.name)
-    asked = executor.claim if entry is None else entry.checker or executor.claim
-    with _blaming(claimant, "executor's claim", asked, bound_symbol):
+    claim = executor.claim if entry is None else entry.checker or executor.claim
+    with _blaming(claimant, "executor's claim", claim, bound_symbol):
         return _claim_or_reason(executor, executor.claim(bound_symbol, entry))
 
 

@@ -145,10 +145,10 @@ def node_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, node).apply  # type: ignore[misc, no-any-return]
 
 
-def is_python_node(node: object, apart: type[torch.autograd.Function]) -> bool:
+def is_python_node(node: object, excluded: type[torch.autograd.Function]) -> bool:
     """Check whether a node of autograd belongs to a Function other than `apart`."""
     kind = torch.autograd.function.BackwardCFunction
-    return isinstance(node, kind) and not isinstance(node, apart._backward_cls)
+    return isinstance(node, kind) and not isinstance(node, excluded._backward_cls)
 
 
 def make_lean(node: type[torch.autograd.Function], *slots: str) -> None:

@@ -236,8 +236,8 @@ def _is_regular(func: object) -> bool:
     """Check whether an operator is PyTorch's, writes nothing, and needs neither data nor bounds of memory."""
     if not isinstance(func, OpOverload) or func.namespace != "aten" or func._schema.is_mutable:
         return False
-    named = any(part in func._opname for part in ("as_strided", "lift", "resize", "zerotensor"))
-    return not named and _DATA_TAGS.isdisjoint(func.tags)
+    is_special = any(part in func._opname for part in ("as_strided", "lift", "resize", "zerotensor"))
+    return not is_special and _DATA_TAGS.isdisjoint(func.tags)
 
 
 def _part(mode: FakeMode, value: object) -> object:

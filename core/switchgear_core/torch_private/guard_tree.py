@@ -110,9 +110,9 @@ def not_written(dicts: tuple[dict[Any, Any], ...]) -> Callable[[], bool]:
         total = sum(map(_dict_version, dicts))  # a version grows with each write
         return lambda: sum(map(_dict_version, dicts)) == total
     root = RootGuardManager()
-    for place, held in enumerate(dicts):
-        node = guard_child(root, "tuple", place, held)
-        node.add_dict_version_guard(held, ["a dict"], None)
+    for place, content in enumerate(dicts):
+        node = guard_child(root, "tuple", place, content)
+        node.add_dict_version_guard(content, ["a dict"], None)
     return partial(root.check, dicts)
 
 

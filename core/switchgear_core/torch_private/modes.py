@@ -276,8 +276,8 @@ def set_attention_backends(state: tuple[Any, ...]) -> None:
     """Restore settings from `attention_backends`."""
     order, *values = state
     torch._C._set_sdp_priority_order(list(order or _own_attention_order()))
-    for put, value in zip(_SET_ATTENTION, values, strict=True):
-        put(value)
+    for setter, value in zip(_SET_ATTENTION, values, strict=True):
+        setter(value)
 
 
 _FIRST_ORDER: tuple[int, ...] = tuple(getattr(torch._C, "_get_sdp_priority_order", tuple)())

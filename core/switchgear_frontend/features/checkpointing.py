@@ -42,19 +42,19 @@ class Region:
         lines = [line for line in recorder.tape.lines if self.tag in line.tags]
         results = {proxy.name for line in lines for proxy in line.outputs}
         tracker = recorder.tracker
-        held = {tracker.proxy_of(entry.wrapper).name: entry.proxy.name for entry in recorder.inputs}
+        inputs = {tracker.proxy_of(entry.wrapper).name: entry.proxy.name for entry in recorder.inputs}
         for proxy in (proxy for line in lines for proxy in line.inputs):
             if proxy.name not in results and tracker.is_overwritten(proxy):
                 self._refuse(f"{proxy.name}, which it reads, is written to")
             # the caller may write to the held input too, and the value in the trace would not show the write
-            if held.get(proxy.name, proxy.name) != proxy.name:
+            if inputs.get(proxy.name, proxy.name) != proxy.name:
                 self._refuse(
-                    f"{held[proxy.name]}, an input that was written to before, may be again"
+                    f"{inputs[proxy.name]}, an input that was written to before, may be again"
                 )
 
-    def _refuse(self, what: str) -> NoReturn:
+    def _refuse(self, action: str) -> NoReturn:
         raise Unsupported(
-            f"after a region of torch.utils.checkpoint in {self.here} {what}; eager's backward runs the region once "
+            f"after a region of torch.utils.checkpoint in {self.here} {action}; eager's backward runs the region once "
             "more, on the changed value: pass it as an argument, and change a copy",
             splits=False,
         )
@@ -182,9 +182,9 @@ def _refuse_writes(recorder: Recorder, memory: dict[int, int]) -> None:
             _refuse_write(recorder, f"{entry.proxy.name}, an input or a buffer,")
 
 
-def _refuse_write(recorder: Recorder, what: str) -> NoReturn:
+def _refuse_write(recorder: Recorder, action: str) -> NoReturn:
     raise Unsupported(
-        f"in {recorder.here()} {what} is written to inside a region of torch.utils.checkpoint; eager's backward runs "
+        f"in {recorder.here()} {action} is written to inside a region of torch.utils.checkpoint; eager's backward runs "
         "the region, and so the write, once more (running statistics count a batch twice): move the write, such as a "
         "BatchNorm in training, out of the region",
         splits=False,

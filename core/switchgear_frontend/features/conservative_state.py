@@ -139,7 +139,7 @@ def _fill(cell: types.CellType, value: object) -> None:
 
 
 def _reset(target: Any, content: _Content) -> None:
-    put: Any = type.__setattr__ if isinstance(target, type) else object.__setattr__
+    setter: Any = type.__setattr__ if isinstance(target, type) else object.__setattr__
     drop: Any = type.__delattr__ if isinstance(target, type) else object.__delattr__
     before = dict(content)
     for name in [name for name in getattr(target, "__dict__", {}) if name not in before]:
@@ -149,7 +149,7 @@ def _reset(target: Any, content: _Content) -> None:
             value is not _MISSING
             and getattr(target, "__dict__", {}).get(name, _MISSING) is not value
         ):
-            put(target, name, value)
+            setter(target, name, value)
 
 
 @dataclass(slots=True, eq=False)

@@ -57,8 +57,8 @@ class ModesChanged(Handler):
         if is_attention and internals.attention_backends() != recorder.state(self)[2]:
             call.is_unit = False
 
-    def _refuse(self, recorder: Recorder, what: str) -> None:
+    def _refuse(self, recorder: Recorder, subject: str) -> None:
         raise Unsupported(
-            f"the function has changed {what} by the call in {recorder.here()}, but a trace runs under those around "
+            f"the function has changed {subject} by the call in {recorder.here()}, but a trace runs under those around "
             "the call; change them outside the jitted function"
         )

@@ -131,10 +131,10 @@ def refuse(
         attribute = func.__self__
         if attribute is torch.Tensor.grad_fn and not args[0].requires_grad:
             return  # the attribute is None
-        what = f"the function {_ACCESS[name]} .{attribute.__name__} of a tensor"
+        subject = f"the function {_ACCESS[name]} .{attribute.__name__} of a tensor"
         # TorchDynamo would split the function, and the nodes would differ
         splits = attribute is not torch.Tensor.grad_fn
-        raise Unsupported(f"{what}, in {here()}; {_REFUSED_ATTRIBUTES[attribute]}", splits=splits)
+        raise Unsupported(f"{subject}, in {here()}; {_REFUSED_ATTRIBUTES[attribute]}", splits=splits)
     if (
         func is torch.Tensor.requires_grad_
         and args[0].requires_grad

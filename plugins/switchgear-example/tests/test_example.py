@@ -114,9 +114,9 @@ def test_not_chosen_when_disabled() -> None:
         [sys.executable, "-c", DISABLED], env=environment, capture_output=True, text=True, check=False
     )
     assert process.returncode == 0, process.stderr
-    status, chosen, error = process.stdout.splitlines()
+    status, owners, error = process.stdout.splitlines()
     assert status == "disabled"
-    assert "example" not in chosen.split()
+    assert "example" not in owners.split()
     assert "plugin example is disabled" in error
 
 

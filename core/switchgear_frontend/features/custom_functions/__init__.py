@@ -80,8 +80,8 @@ class _Forward(torch.autograd.Function):
             )
         for saved in context.to_save:
             if not isinstance(saved, torch.Tensor | None):
-                what = "save_for_backward can only save variables, but argument is of type"
-                raise TypeError(f"{what} {type(saved).__name__}")
+                reason = "save_for_backward can only save variables, but argument is of type"
+                raise TypeError(f"{reason} {type(saved).__name__}")
         ctx.mark_dirty(*context.dirty_tensors)
         ctx.mark_non_differentiable(*context.non_differentiable)
         return result
@@ -155,18 +155,18 @@ def _refuse_memory(
 ) -> None:
     """Refuse a Function that writes to an argument, returns an argument or a view, or keeps tensors as attributes."""
 
-    def refuse(what: str, remedy: str) -> NoReturn:
-        raise Unsupported(f"{name_of(function)}, called in {recorder.here()}, {what}; {remedy}")
+    def refuse(reason: str, remedy: str) -> NoReturn:
+        raise Unsupported(f"{name_of(function)}, called in {recorder.here()}, {reason}; {remedy}")
 
     if context.dirty_tensors:
         refuse("marks a tensor dirty", "return a new one")
     homes = [recorder.inputs.of(leaf._base) for leaf in tensors_in(args) if leaf.requires_grad]
     if any(entry is not None and not entry.proxy.requires_grad for entry in homes):
-        what = (
+        reason = (
             f"{name_of(function)} takes a view of an input that was made to require grad in place"
         )
         # for TorchDynamo an existing view does not require grad
-        raise Unsupported(f"{what}, in {recorder.here()}; give it a new tensor", splits=False)
+        raise Unsupported(f"{reason}, in {recorder.here()}; give it a new tensor", splits=False)
     outputs = [result for result in results if isinstance(result, torch.Tensor)]
     tensors_by_id = {id(tensor): tensor for tensor in tensors_in(args)}
     memories = [internals.storage_key(tensor) for tensor in (*outputs, *tensors_by_id.values())]

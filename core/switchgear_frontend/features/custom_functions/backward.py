@@ -66,13 +66,13 @@ def pullback(item: BoundSymbol, doors: Doors, higher_order: bool) -> Pull:
             return wrappers[proxy.name]
 
         with _traced(item, call, doors):
-            held = held_by(item)
-            saved = map_proxies(tensor, held)
+            tensors = held_by(item)
+            saved = map_proxies(tensor, tensors)
             if higher_order:
                 names = {proxy.name for proxy in (*inputs, *results)}
                 saved = [
                     _as_autograd_sees(value, proxy, names)
-                    for value, proxy in zip(saved, held, strict=True)
+                    for value, proxy in zip(saved, tensors, strict=True)
                 ]
             grad_outputs = [
                 _grad_output(call, proxy, None if k is None else grads[k], tensor)
@@ -201,9 +201,9 @@ def _traced(item: BoundSymbol, call: FunctionCall, doors: Doors) -> Iterator[Non
             if reason := reason_of_stand_ins(error):
                 raise Unsupported(f"{place}: {reason}") from error
             hint = "; under torch.no_grad() it is not needed"
-            what = (
+            text = (
                 str(error)
                 if type(error) is RuleError
                 else f"raised {type(error).__name__}: {error}{hint}"
             )
-            raise RuleError(f"{place}, {what}") from error
+            raise RuleError(f"{place}, {text}") from error

@@ -43,7 +43,7 @@ def record_history(
 ) -> None:
     """Record `HISTORY`, and rebind the results, and `aliases` of them, to its outputs."""
     values = tuple([value_of(recorder, result) for result in results])
-    held = tuple(
+    tensors = tuple(
         [value_of(recorder, leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in saved]
     )
     outputs = []
@@ -52,7 +52,7 @@ def record_history(
             fake = internals.unwrap(result).detach()
         outputs.append(recorder.values.define(fake, result.requires_grad))
         recorder.tracker.rebind(result, fake, aliases=aliases)
-    recorder.record(HISTORY, (call, tuple(inputs), values, held), tuple(outputs))
+    recorder.record(HISTORY, (call, tuple(inputs), values, tensors), tuple(outputs))
     for result in results:
         recorder.tracker.reconcile(result)
 

@@ -21,13 +21,13 @@ def peak_bytes(step: Callable[[], object]) -> int:
     """Return the peak of a step's allocated bytes on the CPU, from the allocations in PyTorch's profiler."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         step()
-    held = most = 0
+    alive = most = 0
     for event in sorted(
         (event for event in trace.profiler.kineto_results.events() if event.name() == "[memory]"),
         key=lambda event: event.start_ns(),
     ):
-        held += event.nbytes()
-        most = max(most, held)
+        alive += event.nbytes()
+        most = max(most, alive)
     return most
 
 

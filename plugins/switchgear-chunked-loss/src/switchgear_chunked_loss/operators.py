@@ -196,7 +196,7 @@ def _chunked(
     for start in range(0, len(rows), size := max(1, LOGITS // classes)):
         chunk, at, mask = (tensor[start : start + size] for tensor in (rows, labels, counted))
         logits = torch.nn.functional.linear(chunk, weight, bias).to(exact)
-        chosen = logits.gather(1, at[:, None])[:, 0]
+        targets = logits.gather(1, at[:, None])[:, 0]
         average = logits.mean(1) if label_smoothing else None
         highest = logits.amax(1, keepdim=True)
         powers = logits.sub_(highest).exp_()
@@ -204,7 +204,7 @@ def _chunked(
         log_sums = (powers_sum.log() + highest)[:, 0]
         if sums is not None:
             sums.append(log_sums)
-        loss = log_sums - (1 - label_smoothing) * chosen
+        loss = log_sums - (1 - label_smoothing) * targets
         if average is not None:
             loss -= label_smoothing * average
         total += torch.where(mask, loss, 0).sum()

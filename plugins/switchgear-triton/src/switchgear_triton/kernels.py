@@ -144,8 +144,8 @@ def row_losses(
     counts = label != ignored
     # a class index out of range makes the loss NaN
     in_range = counts & (label >= 0) & (label < classes)
-    chosen = tl.load(logits + tl.where(in_range, label, 0), in_range, float("nan")).to(WIDE)
-    loss = result - (1 - SMOOTHING) * chosen
+    label_logit = tl.load(logits + tl.where(in_range, label, 0), in_range, float("nan")).to(WIDE)
+    loss = result - (1 - SMOOTHING) * label_logit
     if SMOOTHING > 0:
         loss -= SMOOTHING * (total / classes)
     tl.store(losses + row, tl.where(counts, loss, 0.0))

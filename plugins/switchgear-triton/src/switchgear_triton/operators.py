@@ -71,9 +71,9 @@ def row_losses(logits: Tensor, target: Tensor, ignore_index: int, label_smoothin
     """Return the cross entropy of each row (0 if ignored) and the `logsumexp` of each row, at least in float32."""
     wide = _wide(logits)
     mask = target != ignore_index
-    chosen = wide.gather(1, target.masked_fill(~mask, 0)[:, None])[:, 0]
+    targets = wide.gather(1, target.masked_fill(~mask, 0)[:, None])[:, 0]
     sums = torch.logsumexp(wide, 1)
-    losses = sums - (1 - label_smoothing) * chosen
+    losses = sums - (1 - label_smoothing) * targets
     if label_smoothing:
         losses = losses - label_smoothing * wide.mean(1)
     return losses.masked_fill(~mask, 0), sums
