@@ -218,7 +218,7 @@ def _captured(
         captured = capture(
             function, leaves, spec, selection.handlers, differentiable=frozenset(indices)
         )
-    with recorder.apart:
+    with recorder.isolation:
         trace = dead_code(inner_gradients(captured.trace, selection)[0])
         expected = tuple(None if proxy is None else expected_grad(proxy) for proxy in trace.outputs)
         inputs = [tensor_of(source, leaves) for source in captured.sources]
@@ -294,7 +294,7 @@ def _pull(
         for index, proxy in enumerate(trace.outputs)
     )
     recorder = active_recorder()
-    with contextlib.nullcontext() if recorder is None else recorder.apart:
+    with contextlib.nullcontext() if recorder is None else recorder.isolation:
         joint = differentiate(trace, selection, grad_outputs, higher_order=higher)
     env = {**values, **joint.trace.tensors}
     env.update(

@@ -29,12 +29,12 @@ class CaptureError(SwitchgearError):
         super().__init__(*args)
         self.splits = splits
         self.final = final
-        if CAPTURE_ERRORS.made is not None:
-            CAPTURE_ERRORS.made.append(self)
+        if CAPTURE_ERRORS.errors is not None:
+            CAPTURE_ERRORS.errors.append(self)
 
 
 class _Thread(threading.local):
-    made: list[CaptureError] | None = None
+    errors: list[CaptureError] | None = None
 
 
 #: The capture errors of a thread, which code in the thread may catch.

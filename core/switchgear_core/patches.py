@@ -138,10 +138,10 @@ class replaced(contextlib.AbstractContextManager[None]):
     """A context in which `holder.name`, an own or inherited attribute, is `value`."""
 
     def __init__(self, holder: object, name: str, value: object) -> None:
-        self._what = holder, name, value
+        self._target = holder, name, value
 
     def __enter__(self) -> None:
-        self._change = replace(*self._what)
+        self._change = replace(*self._target)
 
     def __exit__(self, *error: object) -> None:
         self._change.undo()

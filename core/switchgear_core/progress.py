@@ -21,22 +21,22 @@ class Progress:
     Args:
         count: the number of items.
         name: the name of the task, at the start of each line.
-        shown: whether to show anything.
+        is_shown: whether to show anything.
         patience: seconds before the first line, and between two lines of a log.
         unit: the plural noun for the items.
     """
 
     def __init__(
-        self, count: int, name: str, *, shown: bool, patience: float = 1.0, unit: str = "regions"
+        self, count: int, name: str, *, is_shown: bool, patience: float = 1.0, unit: str = "regions"
     ) -> None:
         self.count = count
         self.name = name
-        self.shown = shown
+        self.is_shown = is_shown
         self.patience = patience
         self.unit = unit
         self.position = 0
         self._terminal = sys.stderr.isatty()
-        self._begun = self._said = time.monotonic()
+        self._begun = self._last = time.monotonic()
         self._ended = threading.Event()
         self._ticking: threading.Thread | None = None
 
@@ -57,12 +57,12 @@ class Progress:
         """Show the progress, if the task takes long."""
         now = time.monotonic()
         is_late = now - self._begun > self.patience
-        if self.shown and is_late and (self._terminal or now - self._said > self.patience):
-            self._said = now
+        if self.is_shown and is_late and (self._terminal or now - self._last > self.patience):
+            self._last = now
             self._show(f"{self.position}/{self.count} {self.unit}, {now - self._begun:.0f} s")
 
     def __enter__(self) -> Progress:
-        if self.shown and self._terminal:  # a single item may take a minute
+        if self.is_shown and self._terminal:  # a single item may take a minute
             self._ticking = threading.Thread(target=self._keep_ticking, daemon=True)
             self._ticking.start()
         return self
@@ -80,7 +80,7 @@ class Progress:
         self._ended.set()
         if self._ticking is not None:
             self._ticking.join()
-        if self._terminal and self._said > self._begun:
+        if self._terminal and self._last > self._begun:
             print(file=sys.stderr)
 
     def _show(self, text: str) -> None:

@@ -124,13 +124,15 @@ class _Collector:
             self._sharing.setdefault(internals.storage_key(tensor), []).append(tensor)
         #: The first input in each memory, and the inputs by their current values.
         self._inputs: dict[int, RecordedInput] = {}
-        self._held: dict[str, int] = {}
+        self._input_of: dict[str, int] = {}
         for index, entry in enumerate(recorder.inputs):
-            self._held.setdefault(self.tracker.proxy_of(entry.wrapper).name, index)
+            self._input_of.setdefault(self.tracker.proxy_of(entry.wrapper).name, index)
             if not entry.is_view:
                 self._inputs[internals.storage_key(entry.wrapper)] = entry
         self._reshaped = {call.inputs[0].name for call in recorder.inputs.metadata_calls}
-        self._apart_memory = set(map(internals.storage_key, self.tracker.writes.apart.values()))
+        self._apart_memory = set(
+            map(internals.storage_key, self.tracker.writes.data_tensors.values())
+        )
 
     @functools.cached_property
     def _lineages(self) -> Lineages:
@@ -245,7 +247,7 @@ class _Collector:
                 splits=False,
             )
         lineage = self._lineages.of(leaf)
-        root = next((value for value in reversed(lineage) if value.name in self._held), None)
+        root = next((value for value in reversed(lineage) if value.name in self._input_of), None)
         if root is None or any(
             call.inputs[0].name == memory.proxy.name for call in self.recorder.inputs.metadata_calls
         ):
@@ -253,7 +255,7 @@ class _Collector:
                 f"the function returns a view of {memory.proxy.name}, and gives that other sizes in place, or makes "
                 "the view in a way that cannot be repeated; return a clone of it"
             )
-        index = self._held[root.name]
+        index = self._input_of[root.name]
         is_written = self.recorder.inputs[index].proxy.name != root.name
         made_unseen = not all(map(self._lineages.is_seen, lineage[lineage.index(root) :]))
         if is_written and made_unseen and any(value.requires_grad for value in lineage):

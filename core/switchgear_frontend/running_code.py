@@ -38,7 +38,7 @@ class _Profile:
     """A profile function of this thread. Entering switches it off for PyTorch's own calls, most of a capture's work."""
 
     def __init__(self, started: Started, on_call: Called) -> None:
-        self._started, self._called = started, on_call
+        self._started, self._on_call = started, on_call
         self._is_active = self._is_lost = False
         #: Number of current entries.
         self._depth = 0
@@ -51,7 +51,7 @@ class _Profile:
         try:
             if event == "c_call":
                 if not is_of_pytorch(frame.f_code.co_filename):
-                    self._called(frame, argument)
+                    self._on_call(frame, argument)
             elif event == "call":
                 self._start(frame, frame.f_code)
         except BaseException:
@@ -134,7 +134,7 @@ class _Events:
     """Events of the current thread. Entering marks them as events of PyTorch's own calls."""
 
     def __init__(self, started: Started, on_call: Called) -> None:
-        self._begin, self._called = started, on_call
+        self._begin, self._on_call = started, on_call
         self._thread = threading.get_ident()
         self._depth = 0
         self._ran: dict[int, types.CodeType] = {}
@@ -164,7 +164,7 @@ class _Events:
             if isinstance(function, types.MethodDescriptorType):
                 function = function.__get__(first)
             if isinstance(function, types.BuiltinFunctionType):
-                self._called(sys._getframe(1), function)
+                self._on_call(sys._getframe(1), function)
         return None
 
     @contextlib.contextmanager

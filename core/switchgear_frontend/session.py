@@ -73,7 +73,7 @@ class Captured:
     #: The names of values that were overwritten through `.data`.
     hidden: frozenset[str] = frozenset()
     #: Becomes non-empty when a guarded module has been collected.
-    gone: list[object] = field(default_factory=list)
+    dead: list[object] = field(default_factory=list)
 
     def parts(self) -> list[torch.nn.Module]:
         """Return the modules still alive, with their parts."""
@@ -90,7 +90,7 @@ def capture(
     differentiable: frozenset[int] | None = None,
     reads_inputs: bool | None = False,
     marks: Marks = MappingProxyType({}),
-    whole: bool = False,
+    containers_are_leaves: bool = False,
 ) -> Captured:
     """Return the trace of `function` at these arguments, flattened as by `flatten_arguments`.
 
@@ -101,10 +101,10 @@ def capture(
         module: the module whose state the function uses, for names, paths and write-back.
         differentiable: the arguments that require grad, if not those whose tensors do.
         reads_inputs: True makes the trace specific to calls with the same data; None, with the same masks.
-        whole: the leaves come from `flatten_arguments` with `whole`.
+        containers_are_leaves: the option with which `flatten_arguments` made the leaves.
 
     Raises:
-        ContainerMatters: `whole` is needed.
+        ContainerMatters: `containers_are_leaves` is needed.
         CaptureError: a trace cannot hold the function. Exceptions of the function itself are raised unchanged.
     """
 
@@ -142,8 +142,10 @@ def capture(
                     with handlers.entered("running", recorder, roots, objects):
                         with _caught_refusals_raised():
                             recorder.tape.root = _run.__code__
-                            result = _run(function, leaves, spec, recorder, inputs, whole)
-                        with recorder.apart:  # the function has run
+                            result = _run(
+                                function, leaves, spec, recorder, inputs, containers_are_leaves
+                            )
+                        with recorder.isolation:  # the function has run
                             result = handlers.finish(recorder, result)
                         _refuse_generators(result)
                 except RuntimeError:
@@ -185,7 +187,8 @@ def capture(
                     _errors_of_stand_ins(),
                 ):
                     return attempt(
-                        compiling, {key: replace(address, wrapper=None) for key, address in homes.items()}
+                        compiling,
+                        {key: replace(address, wrapper=None) for key, address in homes.items()},
                     )
             except DataDependent:
                 if compiling or reads_inputs:
@@ -264,7 +267,7 @@ def _run(
     spec: Structure,
     recorder: Recorder,
     inputs: Sources,
-    whole: bool,
+    containers_are_leaves: bool,
 ) -> Any:
     wrappers = list(leaves)
     for index, leaf in enumerate(leaves):
@@ -282,11 +285,11 @@ def _run(
             )
         elif type(leaf) in (int, float):
             wrappers[index] = inputs.number(recorder, index, leaf)
-    with recorder.apart:
+    with recorder.isolation:
         args, kwargs = spec.unflatten(wrappers)
     result = function(*args, **kwargs)
     containers = {id(part) for part in containers_in((args, *kwargs.values()))}
-    if containers and not whole:
+    if containers and not containers_are_leaves:
         after, spec_after = flatten((args, kwargs))
         is_same = spec_after == spec and all(map(operator.is_, after, wrappers))
         ids = {id(part) for part in containers_in(result)}
@@ -300,7 +303,7 @@ def _run(
 def _caught_refusals_raised() -> Iterator[None]:
     """Raise the first capture error that the function itself has caught in a `try`, unlike in eager."""
     errors: list[CaptureError] = []
-    with replaced(CAPTURE_ERRORS, "made", errors):
+    with replaced(CAPTURE_ERRORS, "errors", errors):
         try:
             yield
         except Exception as other:

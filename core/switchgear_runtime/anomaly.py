@@ -44,11 +44,11 @@ def run_watched(program: Program, forward: Trace, arguments: tuple[Any, ...]) ->
     #: By the name of an infinite value, the line that made the first infinity.
     infinite: dict[str, str] = {}
 
-    def run(item: BoundSymbol, args: Any, kwargs: Any, held: Mapping[str, Any]) -> Any:
+    def run(item: BoundSymbol, args: Any, kwargs: Any, values: Mapping[str, Any]) -> Any:
         if BOXED in item.args:
             read = dict(zip((proxy.name for proxy in boxes[_names(item)]), args[0], strict=True))
         else:
-            read = {proxy.name: held[proxy.name] for proxy in item.inputs}
+            read = {proxy.name: values[proxy.name] for proxy in item.inputs}
         before = next((name for name, value in read.items() if _has_nan(value)), "")
         ranges = _ranges(read)
         overflown = next((name for name in read if name in infinite), "")

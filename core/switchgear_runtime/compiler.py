@@ -78,7 +78,7 @@ class Compiler:
         #: The most recent call that fell back: a similar call falls back without being described.
         self._last_fallback: LastFallback | None = None
         #: Whether features inspect containers among the arguments, because their identities matter.
-        self._whole = False
+        self._containers_are_leaves = False
         self._varying = VaryingSizes()
         self._rejit = lambda function: Compiler(
             function, None, selection, options | {"dynamic": False}
@@ -264,7 +264,7 @@ class Compiler:
                 return self.fallbacks.always
             try:
                 check_names()
-                call = flatten_arguments(args, kwargs, self._whole)
+                call = flatten_arguments(args, kwargs, self._containers_are_leaves)
                 call.unread = unread(self.function, self.module, call)
                 varies = self.dynamic is None
                 marks = self._varying.marks(call.kind) if varies else self._marked(call)
@@ -285,10 +285,10 @@ class Compiler:
                     return self._refused(Unsupported(crowd, splits=False), general).crowded()
                 return self._compiled(call, key, marks, unfit, reason)
             except ContainerMatters:
-                if self._whole:
+                if self._containers_are_leaves:
                     text = "a function inside changes a container among its arguments"
                     return self._refused(Unsupported(text), key)
-                self._whole = True
+                self._containers_are_leaves = True
                 return self._find(args, kwargs, unfit)
             except (Unsupported, DataDependent) as error:
                 return self._refused(error, key)

@@ -93,7 +93,7 @@ class Entry:
                 module,
                 reads_inputs=reads_inputs,
                 marks=marks,
-                whole=call.whole,
+                containers_are_leaves=call.containers_are_leaves,
             )
             self._watch(drop)
             tensors = [tensor_of(source, leaves) for source in self.captured.sources]
@@ -180,13 +180,13 @@ class Entry:
             for line in checks
         ]
         return [
-            *self._prologue.listed(),
+            *self._prologue.conditions(),
             *(f"data at {line.source}: {value!r}" for line, value in values),
         ]
 
     def _watch(self, drop: Callable[[], Callable[..., None] | None]) -> None:
         """Invalidate this entry when one of its modules is collected; `drop` refers weakly to `Compiler._drop`."""
-        this, collected, is_ending = weakref.ref(self), self.captured.gone, sys.is_finalizing
+        this, collected, is_ending = weakref.ref(self), self.captured.dead, sys.is_finalizing
 
         def notice(part: object) -> None:
             if is_ending():  # modules whose functions could hash a key are gone already
@@ -229,7 +229,7 @@ class Entry:
         calls = self._calls
 
         def run_waiting(inputs: Sequence[torch.Tensor]) -> Any:
-            if job.done:
+            if job.is_done:
                 self.exchange()
                 return self.run(inputs)
             next(calls)
@@ -241,7 +241,7 @@ class Entry:
     def exchange(self) -> None:
         """Replace an outdated forward by the current one."""
         job = self.forward.job
-        if job is None or not job.done:
+        if job is None or not job.is_done:
             return
         for message in job.told(self._name):
             warnings.warn(message, PluginWarning, stacklevel=user_frame()[1])
@@ -271,7 +271,7 @@ class Entry:
         else:
             forward = self._without_gradients(self.forward)
             program, scope = "program(*inputs)", {"program": forward}
-            if self.forward.stages[-1].written:
+            if self.forward.stages[-1].writes:
                 # tangents and batches need the program that copies
                 first = ["if forward_mode_active() or functorch_active(): return copying(inputs)"]
                 scope |= {

@@ -100,7 +100,7 @@ def left_to_copy(outputs: Outputs, trace: Trace) -> tuple[Outputs, dict[int, int
     `.data`, because some writes of the function raise no version.
     """
     names = [proxy.name for proxy in trace.inputs]
-    writes = {names.index(name): count for name, count in trace.written.items()}
+    writes = {names.index(name): count for name, count in trace.writes.items()}
     rest = [item for item in outputs.mutations if trace.outputs[item.output] is not None]
     rises = Counter(writes) + Counter(item.input for item in rest if not item.hidden)
     by_data = frozenset(

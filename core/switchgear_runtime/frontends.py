@@ -83,7 +83,7 @@ class _Bound:
         bound = {**scope, "bind": self.captured.bind, "miss": miss}
         return generated("call(args, kwargs)", body, bound)
 
-    def listed(self) -> list[str]:
+    def conditions(self) -> list[str]:
         """Return the guards, in words."""
         return [f"{guard} (front end {self.name})" for guard in self.captured.guards]
 

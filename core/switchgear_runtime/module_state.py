@@ -53,7 +53,9 @@ def modules_guard(
         if (part, name) not in fetched
     ]
 
-    counts = [(content, len(content)) for part in parts for content in (part._parameters, part._buffers)]
+    counts = [
+        (content, len(content)) for part in parts for content in (part._parameters, part._buffers)
+    ]
 
     def same_forwards() -> bool:
         for getter, value in forwards:

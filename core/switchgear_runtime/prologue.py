@@ -69,10 +69,10 @@ class Prologue:
         body = ["try:", *tests, "except KeyError:", "    return miss", *lines]
         return generated("call(args, kwargs)", body, {**self._scope, **scope, "miss": miss})
 
-    def listed(self) -> list[str]:
+    def conditions(self) -> list[str]:
         """Return the guards on a call, in words."""
         lines = [
-            guard.listed() if guard.listed else [f"not changed: {guard.reason()}"]
+            guard.conditions() if guard.conditions else [f"not changed: {guard.reason()}"]
             for guard in self.guards
         ]
         return [line for part in lines for line in part]
@@ -133,7 +133,7 @@ def generated(head: str, body: Iterable[str], scope: dict[str, Any]) -> Callable
 
 def _argument_guards(captured: Captured, call: Arguments) -> Iterator[Guard]:
     if captured.modules:
-        yield Guard("not gone", "a module that is gone", {"gone": captured.gone})
+        yield Guard("not gone", "a module that is gone", {"gone": captured.dead})
     numbers = {
         source.owner.index
         for source in captured.sources

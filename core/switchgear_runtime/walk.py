@@ -30,16 +30,23 @@ def walk(program: Program, arguments: tuple[Any, ...], run: Run) -> Any:
         boxed.clear()
     environment: dict[str, Any] = dict(trace.tensors)
     size_names = [number.name for number in trace.numbers if not number.tensor]
-    environment.update(zip((*size_names, *(proxy.name for proxy in trace.inputs)), values, strict=True))
+    environment.update(
+        zip((*size_names, *(proxy.name for proxy in trace.inputs)), values, strict=True)
+    )
     del values
     box: list[Any] = []
-    sizes = {n.name: n.read(environment[n.tensor]) if n.tensor else environment[n.name] for n in trace.numbers}
+    sizes = {
+        n.name: n.read(environment[n.tensor]) if n.tensor else environment[n.name]
+        for n in trace.numbers
+    }
     for item in concrete(trace.bound_symbols, sizes) if sizes else trace.bound_symbols:
         if item.symbol is DEL:
             for proxy in item.inputs:
                 del environment[proxy.name]
             continue
-        args, kwargs = map_proxies(lambda proxy: environment[proxy.name], (item.args, dict(item.kwargs)))
+        args, kwargs = map_proxies(
+            lambda proxy: environment[proxy.name], (item.args, dict(item.kwargs))
+        )
         if item.symbol is BOX:
             box = [*args]
             del args

@@ -73,7 +73,7 @@ def export_cache(file: Path) -> int:
         with (
             os.fdopen(descriptor, "wb") as stream,
             tarfile.open(fileobj=stream, mode="w:gz") as archive,
-            Progress(len(entries), "exporting", shown=True, unit="files") as progress,
+            Progress(len(entries), "exporting", is_shown=True, unit="files") as progress,
         ):
             _add(archive, _MANIFEST, manifest)
             for entry in entries:

@@ -39,7 +39,7 @@ def _explained(
         program.choices,
         tuple(regions_of(trace, selection.fusion)),
         peak(program.stages[-2], held),
-        program.job is not None and not program.job.done,
+        program.job is not None and not program.job.is_done,
         graph,
         frozenset(held),
     )

@@ -72,7 +72,7 @@ class OperatorRow:
 
 def operator_rows(plugins: Plugins) -> list[OperatorRow]:
     """Return one row for each operator, sorted by name."""
-    participants = order(plugins, "auto").asked
+    participants = order(plugins, "auto").participants
     rank = {participant.name: place for place, participant in enumerate(participants)}
     packages = {owner: source.name for source in plugins.rule_packages for owner in source.owners}
     owners = {owner: plugin for plugin in plugins.plugins for owner in plugin.owners}

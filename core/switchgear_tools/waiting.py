@@ -32,7 +32,7 @@ def wait(jitted: object, timeout: float | None = None) -> str:
     entries = list(_entries(compiler_of(jitted)))
     jobs = {job for entry in entries for program in entry.programs() if (job := program.job)}
     end = None if timeout is None else time.monotonic() + timeout
-    with Progress(len(jobs), "compiling", shown=True, unit="programs") as progress:
+    with Progress(len(jobs), "compiling", is_shown=True, unit="programs") as progress:
         for job in jobs:
             _wait_for(job, end, progress)
     for entry in entries:
@@ -51,7 +51,7 @@ def wait(jitted: object, timeout: float | None = None) -> str:
 
 
 def _wait_for(job: Any, end: float | None, progress: Progress) -> None:
-    while not job.done:
+    while not job.is_done:
         if end is not None and time.monotonic() > end:
             raise TimeoutError(f"the {job.name} of a function is still being compiled")
         job.finished.wait(0.1)
@@ -71,7 +71,7 @@ def progress_of(entry: Entry) -> Iterator[str]:
     """Yield for each program of an entry since when its compiled regions run, or that the regions still compile."""
     for index, program in enumerate(entry.programs()):
         name, job = "backward" if index else "forward", program.job
-        if job is not None and not job.done:
+        if job is not None and not job.is_done:
             seconds = time.monotonic() - job.start
             yield f"{name}: runs operator by operator while its regions are compiled, for {seconds:.0f} s so far"
         elif program.answers is not None:

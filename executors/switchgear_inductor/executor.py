@@ -145,7 +145,7 @@ class InductorExecutor(sg.FusionExecutor):
 
         A failing region is left to others, with one warning.
         """
-        with sg.executors.Progress(len(regions), self.name, shown=self.progress) as progress:
+        with sg.executors.Progress(len(regions), self.name, is_shown=self.progress) as progress:
             return [progress.after(self._made_of(region)) for region in regions]
 
     def compile(self, region: sg.Trace) -> Callable[..., Any] | sg.Declined:

@@ -90,7 +90,7 @@ class Decisions:
     def differ(self, program: str, subject: str) -> OtherDecisions:
         """Return the error that tells a difference."""
         return OtherDecisions(
-            f"decisions={str(self.file)!r} cannot be repeated for the {program}: {subject}. Delete the file to decide anew"
+            f"decisions={str(self.file)!r} does not fit the {program}: {subject}. Delete the file to decide anew"
         )
 
     def _other_program(self, name: str, computes: str) -> str:
@@ -131,7 +131,7 @@ def decided(trace: Trace, selection: Selection) -> tuple[Selection, Decision | N
     decisions = opened(_file(selection))
     decision = decisions.of(trace, selection)
     if decision is None:
-        return replace(selection, written=Answers()), None
+        return replace(selection, record=Answers()), None
     answers = from_json(decision.regions) or Answers()
     label = f"decisions={str(decisions.file)!r}"
     chooser = Chooser(partial(_repeated, decisions, trace.name, answers), _repeated, label, "")
@@ -151,7 +151,7 @@ def note_lines(trace: Trace, result: Trace, selection: Selection, decision: Deci
     owned = [(line.symbol.name, by.owner) for line in result.bound_symbols if (by := line.implementation)]
     lines = [[symbol, labels.get(owner, owner)] for symbol, owner in owned]
     if decision is None:
-        regions, where = as_json(selection.written or Answers()), _surroundings(trace, selection)
+        regions, where = as_json(selection.record or Answers()), _surroundings(trace, selection)
         computes, executors = trace.canonical(), _executors(selection)
         decisions.add(Decision(trace.name, computes, executors, where, regions, lines))
         return

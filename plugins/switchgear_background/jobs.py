@@ -2,7 +2,7 @@
 
 A program with uncompiled regions is sent to the worker, and runs without regions meanwhile. The worker compiles and
 measures as this process would. It leaves on disk the files that `FusionExecutor.load` reads, and the executor of each
-region (`Answers`). Then the program is outdated (`Job.done`). Without further compilation it is rebuilt, and exchanged
+region (`Answers`). Then the program is outdated (`Job.is_done`). It is rebuilt without compilation, and exchanged
 between two calls (`runtime/entry.py`, `runtime/autograd_bridge.py`).
 
 A worker that dies, hangs or cannot write costs only speed: `Job.failure` tells why.
@@ -61,7 +61,7 @@ class Job:
         self.key = key
         self.name = name
         self.task = task
-        self.done = False
+        self.is_done = False
         #: Why there are no results; empty if there are.
         self.failure = ""
         #: The warnings of the worker.
@@ -88,7 +88,7 @@ class Job:
         _ANSWERS[self.key] = answers
         _JOBS.pop(self.key, None)
         self.task = b""
-        self.done = True
+        self.is_done = True
         self.finished.set()
         seconds = time.monotonic() - self.start
         outcome = failure or f"{answers.fused} of {len(answers.by_computation)} kinds of regions are fused"
@@ -389,7 +389,7 @@ def _after_fork() -> None:
     _POOL.forget()
     _POOL = Pool()
     for job in lost:
-        job.done = True
+        job.is_done = True
 
 
 if hasattr(os, "register_at_fork"):

@@ -131,5 +131,5 @@ def _selection(task: dict[str, Any], answers: Answers) -> Selection:
         choosers=selection.choosers if task["is_measured"] else (),
         passes=tuple([placement for placement in selection.passes if placement.name in task["passes"]]),
         preferences=task["preferences"],
-        written=answers,
+        record=answers,
     )

@@ -129,7 +129,7 @@ class PythonState(Handler):
                 reached.reach_argument(index, value)
             with (
                 world.recording.active(),
-                replaced(recorder, "apart", world.recording.code),
+                replaced(recorder, "isolation", world.recording.code),
                 replaced(recorder, "changed_objects", partial(_changed, reached)),
             ):
                 yield

@@ -151,7 +151,7 @@ def guard_on(state: State, arguments: Iterable[int], settle: Callable[[], None])
     check = "state.holds(state.fixed) or state.refresh()"
     if names:
         check = f"state.holds((state.owners, {names})) or state.refresh({names})"
-    details = state.listed, state.varying, state.modules()
+    details = state.conditions, state.varying, state.modules()
     return Guard(check, state.why, {"state": state}, settle, *details)
 
 
@@ -244,7 +244,7 @@ class State:
         for read in self._reads:
             yield from numbers_changed(read.now(objects), read.value, read.label)
 
-    def listed(self) -> list[str]:
+    def conditions(self) -> list[str]:
         """Return a line for each read."""
         return sorted(map(str, self._reads))
 

@@ -65,7 +65,7 @@ class _Folding:
     """The state of a folding: `values` are the constants so far, `same` maps values to equal constants."""
 
     values: dict[str, torch.Tensor]
-    home: Mapping[str, str]
+    storage: Mapping[str, str]
     escaping: frozenset[str]
     same: dict[str, TensorProxy] = field(default_factory=dict)
     calls: dict[object, tuple[TensorProxy, ...]] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class _Folding:
         if calls is not None:
             self.same.update((proxy.name, twin) for proxy, twin in zip(item.outputs, calls, strict=True))
             return True
-        new = sum(bytes_of(proxy) for proxy in item.outputs if proxy.name not in self.home)
+        new = sum(bytes_of(proxy) for proxy in item.outputs if proxy.name not in self.storage)
         if new > LARGEST or self.size + new > IN_ALL:
             return False
         values = {proxy.name: self._given(proxy) for proxy in item.inputs} | self.values
@@ -101,7 +101,7 @@ class _Folding:
             return False
         if not item.outputs or any(proxy.requires_grad for proxy in item.outputs) or not is_pure(item):
             return False
-        return all(self.home.get(proxy.name, proxy.name) not in self.escaping for proxy in item.outputs)
+        return all(self.storage.get(proxy.name, proxy.name) not in self.escaping for proxy in item.outputs)
 
     def _given(self, proxy: TensorProxy) -> torch.Tensor:
         """Return a constant, or a tensor with the metadata of another value."""

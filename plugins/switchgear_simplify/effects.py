@@ -32,7 +32,9 @@ def no_ops(trace: Trace) -> tuple[Trace, Mapping[str, TensorProxy]]:
         item = call.reading(same)
         output = item.output
         is_kept = not isinstance(output, TensorProxy) or output.name in returned
-        unchanged = () if is_kept else [proxy for proxy in item.inputs if _is_unchanged(item, proxy, output, storage, shared)]
+        unchanged = (
+            () if is_kept else [proxy for proxy in item.inputs if _is_unchanged(item, proxy, output, storage, shared)]
+        )
         if unchanged:
             same[output.name] = unchanged[0]
         else:

@@ -69,7 +69,7 @@ DEFAULT = ["fuser", "slow_fuser", "a", "b", "low", *PACKAGES]
 )
 def test_order(plugins: Plugins, executors: Any, expected: list[str]) -> None:
     found = order(plugins, executors)
-    assert [one.name for one in found.asked] == expected
+    assert [one.name for one in found.participants] == expected
     assert found.is_measured == (executors is not None)
     assert passed_over(plugins, found) == tuple(
         name for name in (*["a", "b", "low", "fuser", "slow_fuser"], *PACKAGES) if name not in expected
@@ -102,7 +102,7 @@ def test_a_priority_of_its_own_comes_before_those_that_fuse(site: Site) -> None:
         site.add("fuser", FUSES.format(name="fuser", priority=0)),
         site.add("first_fuser", FUSES.format(name="first_fuser", priority=2)),
     ]
-    found = [one.name for one in order(load(entries), "auto").asked]
+    found = [one.name for one in order(load(entries), "auto").participants]
     assert found == ["first_fuser", "early", "fuser", "usual"]
 
 
@@ -114,7 +114,7 @@ def test_order_of_installation_means_nothing(site: Site) -> None:
         site.add("more", rules_plugin("more")),
     ]
     found = {
-        tuple(one.name for one in order(load(permuted), ["more", ...]).asked)
+        tuple(one.name for one in order(load(permuted), ["more", ...]).participants)
         for permuted in itertools.permutations(entries)
     }
     assert found == {("more", "fuser", "one", "rules")}

@@ -230,7 +230,7 @@ def write_sums_to_their_inputs(trace, context):
             body[body.index(line)], outputs[place] = new, None
             written[target.name] = 1
     return dataclasses.replace(
-        trace, bound_symbols=tuple(body), outputs=tuple(outputs), written=written
+        trace, bound_symbols=tuple(body), outputs=tuple(outputs), writes=written
     ) if written else trace
 
 @hookimpl
@@ -252,7 +252,7 @@ def test_after_claiming(install: Callable[[str], None]) -> None:
     for count in (2.0, 4.0):
         jitted(w)
         assert w.tolist() == [count] * 3
-    assert len(forward(jitted).written) == 1
+    assert len(forward(jitted).writes) == 1
     assert "mine_writes" in [trace.provenance[-1].name for trace in sg.last_traces(jitted)]
     assert owners(jitted, "execution") == {"aten.add.Tensor": "torch"}
 

@@ -15,7 +15,7 @@ def test_the_bar_of_one_long_item_moves_before_it_ends(
 ) -> None:
     monkeypatch.setattr(progress, "_PAUSE", 0.01)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with sg.executors.Progress(1, "inductor", shown=True, patience=0.0) as bar:
+    with sg.executors.Progress(1, "inductor", is_shown=True, patience=0.0) as bar:
         end = time.monotonic() + 10
         printed = ""
         while "0/1 regions" not in printed and time.monotonic() < end:
@@ -31,7 +31,7 @@ def test_nothing_is_shown_in_the_first_second(
 ) -> None:
     monkeypatch.setattr(progress, "_PAUSE", 0.01)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with sg.executors.Progress(1, "inductor", shown=True) as bar:
+    with sg.executors.Progress(1, "inductor", is_shown=True) as bar:
         time.sleep(0.1)
         bar.after(None)
     assert not capsys.readouterr().err

@@ -118,7 +118,7 @@ def test_a_position_that_changes_is_written_in_place() -> None:
         x = torch.full((2, 4, 1, 16), float(place))
         assert_same(jitted(ours, x, place), function(eagers, x, place))
         assert_same(ours, eagers)
-    assert len(forward(jitted).written) == 1
+    assert len(forward(jitted).writes) == 1
 
 
 def test_memory_of_the_programs_own_is_copied_once() -> None:
@@ -170,7 +170,7 @@ def test_an_average_of_parameters_is_written_in_place() -> None:
         eagers(torch.ones(3))
     assert_same(ours.average, eagers.average)
     assert ours.average._version == eagers.average._version
-    assert forward(jitted).written == {"t_average": 2}
+    assert forward(jitted).writes == {"t_average": 2}
 
 
 def reads_the_old_value_later(k: Tensor) -> Tensor:
@@ -334,7 +334,7 @@ def test_the_verifier_refuses_a_read_of_the_old_value() -> None:
     (renaming,) = [line for line in trace.bound_symbols if line.symbol is AFTER]
     old = {renaming.output.name: renaming.args[1]}
     lines = tuple(line.reading(old) for line in trace.bound_symbols)
-    broken = Trace(trace.name, trace.inputs, trace.outputs, lines, trace.tensors, written=trace.written)
+    broken = Trace(trace.name, trace.inputs, trace.outputs, lines, trace.tensors, writes=trace.writes)
     with pytest.raises(InvalidTrace, match="used after its memory is written to"):
         verify(broken)
 

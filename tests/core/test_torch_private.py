@@ -947,10 +947,10 @@ def test_is_python_node() -> None:
 
     x = torch.ones(2, requires_grad=True)
     node = Double.apply(x).grad_fn  # type: ignore[no-untyped-call]
-    assert internals.is_python_node(node, apart=Other)
-    assert not internals.is_python_node(node, apart=Double)
-    assert not internals.is_python_node((x * 2).grad_fn, apart=Other)
-    assert not internals.is_python_node(None, apart=Other)
+    assert internals.is_python_node(node, excluded=Other)
+    assert not internals.is_python_node(node, excluded=Double)
+    assert not internals.is_python_node((x * 2).grad_fn, excluded=Other)
+    assert not internals.is_python_node(None, excluded=Other)
 
 
 def test_make_lean() -> None:

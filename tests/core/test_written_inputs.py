@@ -27,7 +27,7 @@ def gradient() -> Tensor:
 
 def writes(jitted: Any) -> int:
     """To how many inputs the program of the entry last run writes itself."""
-    return len(forward(jitted).written)
+    return len(forward(jitted).writes)
 
 
 @torch.no_grad()

@@ -714,7 +714,7 @@ def test_tangents_around_and_inside() -> None:
 def test_progress(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     with caplog.at_level(logging.INFO, "switchgear"):
         for shown, patience in ((True, 0.0), (False, 0.0), (True, 60.0)):
-            with sg.executors.Progress(2, "inductor", shown=shown, patience=patience) as progress:
+            with sg.executors.Progress(2, "inductor", is_shown=shown, patience=patience) as progress:
                 assert [progress.after(item) for item in "ab"] == ["a", "b"]
     assert [record.getMessage() for record in caplog.records] == [
         "inductor: 1/2 regions, 0 s",
@@ -725,7 +725,7 @@ def test_progress(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixtur
 
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with sg.executors.Progress(2, "inductor", shown=True, patience=0.0) as progress:
+    with sg.executors.Progress(2, "inductor", is_shown=True, patience=0.0) as progress:
         progress.after("a")
         progress.after("b")
     first, second = capsys.readouterr().err.removesuffix("\n").split("\r")[1:]

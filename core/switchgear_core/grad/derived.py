@@ -225,7 +225,9 @@ def _run(
         grads: dict[int, TensorProxy] = {}
         if defined:
             outputs, inputs = [outs[i] for i in defined], [arguments[i] for i in positions]
-            subject = f"the backward of {bound_symbol.symbol.name}, called at {bound_symbol.source},"
+            subject = (
+                f"the backward of {bound_symbol.symbol.name}, called at {bound_symbol.source},"
+            )
             with (
                 torch.set_grad_enabled(higher_order),
                 backward_writes_refused(tracker, handed, subject),

@@ -54,16 +54,16 @@ class Joint:
     """Forward and backward in one trace, and the choices for its gradients.
 
     The trace's inputs are the forward's and then the defined grad outputs; its outputs the forward's `count`, then a
-    gradient or None per forward input. `kept` are values that other grad outputs, or those of a second derivative,
-    would read: eager mode saves them too. `named` maps values of the forward that have another name here.
+    gradient or None per forward input. `residuals` are values that other grad outputs, or those of a second derivative,
+    would read: eager mode saves them too. `aliases` maps values of the forward that have another name here.
     """
 
     trace: Trace
     count: int
     grad_outputs: Grads
     choices: tuple[Choice, ...]
-    kept: tuple[TensorProxy, ...] = ()
-    named: Mapping[str, TensorProxy] = field(default_factory=dict)
+    residuals: tuple[TensorProxy, ...] = ()
+    aliases: Mapping[str, TensorProxy] = field(default_factory=dict)
 
 
 def differentiate(
@@ -110,7 +110,7 @@ def _differentiate(
         numbers=trace.numbers,
     )
     choices, extra_reads = tuple(forward.choices), tuple(forward.extra_reads)
-    return Joint(dead_code(joint), len(outputs), cotangents, choices, extra_reads, forward.named)
+    return Joint(dead_code(joint), len(outputs), cotangents, choices, extra_reads, forward.aliases)
 
 
 class Forward:
@@ -134,13 +134,13 @@ class Forward:
         self.linears: list[Linear] = []
         self.choices: list[Choice] = []
         self.extra_reads: list[TensorProxy] = []
-        self.named: dict[str, TensorProxy] = {}
+        self.aliases: dict[str, TensorProxy] = {}
         #: Results of the conjugate and negative fallbacks of PyTorch's dispatcher, each with its argument.
         self._lazy: dict[str, TensorProxy] = {}
 
     def now(self, proxy: TensorProxy) -> TensorProxy:
         """Return the current name of a value of the given trace."""
-        return self.named.get(proxy.name, proxy)
+        return self.aliases.get(proxy.name, proxy)
 
     def linearise(self, bound_symbol: BoundSymbol, origin: BoundSymbol) -> None:
         """Append a bound symbol, and its linearisation; `origin` is the bound symbol of the trace that contains it."""
@@ -231,7 +231,7 @@ class Forward:
             self.body.extend(linked(line, link, *item.tags & {SAVED}) for line in applied.forward)
         for proxy, output in zip(item.outputs, applied.outputs, strict=True):
             if output != proxy:
-                self.named[proxy.name] = output
+                self.aliases[proxy.name] = output
         self.linears.append(Linear(item.inputs, applied.outputs, applied.pull, link))
 
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
@@ -309,9 +309,9 @@ class Forward:
 
     def _current(self, item: BoundSymbol) -> BoundSymbol:
         """Return a bound symbol with current values, and with `requires_grad` of its outputs matching its inputs."""
-        if not self.named:
+        if not self.aliases:
             return item
-        current = renamed(item, self.named)
+        current = renamed(item, self.aliases)
         cut = _requires_grad(current.outputs) and not _requires_grad(current.inputs)
         return self._cut(current) if cut else current
 
@@ -320,8 +320,8 @@ class Forward:
         results = [
             proxy for part in with_parts([item]) for proxy in part.outputs if proxy.requires_grad
         ]
-        self.named.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in results)
-        return renamed(item, self.named)
+        self.aliases.update((proxy.name, replace(proxy, requires_grad=False)) for proxy in results)
+        return renamed(item, self.aliases)
 
     def _choose(self, item: BoundSymbol, owner: str, reason: str, declined: Reasons = ()) -> None:
         self.choices.append(Choice("gradient", item.symbol.name, owner, reason, declined))

@@ -21,7 +21,7 @@ def refuse_hidden_writes(joint: Joint, forward: Trace, hidden: frozenset[str]) -
     if not names:
         return
     homes = storages(joint.trace.bound_symbols)
-    proxy_names = (joint.named[name].name if name in joint.named else name for name in names)
+    proxy_names = (joint.aliases[name].name if name in joint.aliases else name for name in names)
     overwritten = {homes.get(name, name) for name in proxy_names}
     for proxy, reader in _read(joint):
         if homes.get(proxy.name, proxy.name) in overwritten:
@@ -51,4 +51,4 @@ def _read(joint: Joint) -> Iterator[tuple[TensorProxy, BoundSymbol | None]]:
         if BACKWARD in line.tags or any(EAGERS.isdisjoint((r.owner, r.form)) for r in rules):
             reader = line.links[-1].forward if line.links else None
             yield from ((proxy, reader) for proxy in line.inputs)
-    yield from ((proxy, None) for proxy in joint.kept)
+    yield from ((proxy, None) for proxy in joint.residuals)

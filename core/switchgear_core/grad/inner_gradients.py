@@ -93,12 +93,12 @@ class _Region(Forward):
         """Append a bound symbol of the trace."""
         self._current_index = index
         if index in self._paths:
-            self._replace(self._paths[index], renamed(item, self.named))
+            self._replace(self._paths[index], renamed(item, self.aliases))
         elif index in self._differentiated:
             self.linearise(item, item)
             self._owners.extend([index] * (len(self.linears) - len(self._owners)))
         else:
-            self.body.append(renamed(item, self.named))
+            self.body.append(renamed(item, self.aliases))
 
     def _root(self, proxy: TensorProxy) -> TensorProxy:
         """Return the value that autograd identifies with a tensor: unseen writes leave its history unchanged."""
@@ -252,7 +252,9 @@ class _Region(Forward):
             self._line(_COPY, (empty, grad), {}, result, link)
             return
         if not _same_layout(result, grad):
-            self.named[result.name] = result = replace(grad, name=result.name, requires_grad=False)
+            self.aliases[result.name] = result = replace(
+                grad, name=result.name, requires_grad=False
+            )
         self._line(_DETACH, (grad,), {}, result, link)
 
     def _line(

@@ -78,7 +78,7 @@ def partition(
             mode.
     """
     residuals = _residuals(joint)
-    halves = _Halves(joint, frozenset({*residuals, *(proxy.name for proxy in joint.kept)}))
+    halves = _Halves(joint, frozenset({*residuals, *(proxy.name for proxy in joint.residuals)}))
     forward, outputs = halves.forward, joint.trace.outputs[: joint.count]
     copied = overwritten_values(forward, overwritten)
     eager = eager_bytes or (lambda: partition(joint, overwritten).saved_bytes)
@@ -121,7 +121,7 @@ def backward_for(joint: Joint, parts: Partitioned) -> Trace:
         proxy.name
         for proxy in (*parts.saved, *(p for item in parts.unpacked for p in item.outputs))
     )
-    halves = _Halves(replace(joint, kept=()), saved_names, saved_names)
+    halves = _Halves(replace(joint, residuals=()), saved_names, saved_names)
     replay, missing = recomputed(halves.forward, halves.read, saved_names)
     missing = {name: proxy for name, proxy in missing.items() if name not in saved_names}
     if missing:
@@ -183,7 +183,7 @@ class _Halves:
         later_results = {proxy.name for item in self.later for proxy in item.outputs}
         later_results.update(trace.tensors, (proxy.name for proxy in self.grad_outputs))
         operands = (*(proxy for item in self.later for proxy in item.inputs), *grads)
-        read = (*operands, *(proxy for proxy in joint.kept if proxy.name in results))
+        read = (*operands, *(proxy for proxy in joint.residuals if proxy.name in results))
         self.read = tuple({p.name: p for p in read if p.name not in later_results}.values())
 
     def backward(self, replay: Body, saved: tuple[TensorProxy, ...]) -> Trace:

@@ -81,7 +81,7 @@ class Lines:
         """Check whether a composite can replace its last part.
 
         Args:
-            whole: the composite; its subsymbols are lines of the trace.
+            composite: the composite; its subsymbols are lines of the trace.
 
         Returns:
             The reason against the replacement, or an empty string. No other line may read the values between its parts,

@@ -51,7 +51,7 @@ class Trace(Shown):
     #: The symbolic sizes; sizes of no input are themselves inputs, before the others.
     numbers: tuple[NumberProxy, ...] = ()
     #: The written inputs, by name, with the number of writes.
-    written: Mapping[str, int] = field(default_factory=dict)
+    writes: Mapping[str, int] = field(default_factory=dict)
 
     def python(self, *, link: bool | None = None, decompositions: bool = False) -> str:
         """Print the trace as Python that runs.
@@ -268,16 +268,16 @@ _HEAD, _PARTS = 3, 12
 def _first_lines(trace: Trace) -> list[str]:
     text = _Text(trace, trace.links_shown)
     head = [line for lines in text.head() for line in _first_inputs(lines)]
-    shown: list[str] = []
+    beginning: list[str] = []
     count = len(trace.bound_symbols) + 1
     for call in text.calls(most=_PARTS):
-        if not fits([*text.imports(), *head, *shown, *call]):
+        if not fits([*text.imports(), *head, *beginning, *call]):
             break
-        shown += call
+        beginning += call
         count -= 1
     hidden = f"{count:,} more lines" if count else "shortened"
     last = f"# ... {hidden}; all of it: print(trace.python())"
-    return [*text.imports(), *head, *shown, last]
+    return [*text.imports(), *head, *beginning, last]
 
 
 def _first_inputs(lines: list[str]) -> list[str]:

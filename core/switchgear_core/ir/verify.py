@@ -57,7 +57,7 @@ class _Names:
         self._memory = storages(trace.bound_symbols)
         self._sharing: defaultdict[str, set[str]] = defaultdict(set)
         inputs = trace.tensors.keys() | {proxy.name for proxy in trace.inputs}
-        self._not_written = inputs - trace.written.keys()
+        self._not_written = inputs - trace.writes.keys()
 
     def run(self, line: BoundSymbol) -> Iterator[str]:
         """Yield the faults of the next line."""

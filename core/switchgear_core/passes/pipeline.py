@@ -54,7 +54,7 @@ class Program:
     @property
     def is_outdated(self) -> bool:
         """Whether the background worker has finished a faster version."""
-        return self.job is not None and self.job.done
+        return self.job is not None and self.job.is_done
 
     def line(self, number: int) -> BoundSymbol | None:
         """Return the bound symbol at line `number` of the function's file, if any."""
@@ -147,22 +147,26 @@ def differentiated(
     stages.plugin_passes("after_grad", selection)
     if higher_order:
         # a trace to be differentiated again stays unchanged, so that gradients sum in autograd's order
-        _simplify(stages, selection, joint.count, again=True)
+        _simplify(stages, selection, joint.count, is_differentiated=True)
         return stages, replace(joint, trace=stages.traces[-1]), {}
     merged = _simplify(stages, selection, joint.count)
-    residuals = tuple([merged.get(proxy.name, proxy) for proxy in joint.kept])
-    return stages, replace(joint, trace=stages.traces[-1], kept=residuals), merged
+    residuals = tuple([merged.get(proxy.name, proxy) for proxy in joint.residuals])
+    return stages, replace(joint, trace=stages.traces[-1], residuals=residuals), merged
 
 
 def _simplify(
-    stages: Pipeline, selection: Selection, count: int | None = None, *, again: bool = False
+    stages: Pipeline,
+    selection: Selection,
+    count: int | None = None,
+    *,
+    is_differentiated: bool = False,
 ) -> Mapping[str, TensorProxy]:
     """Remove needless lines; return the removed values, each with its replacement.
 
-    In a joint trace, `count` outputs belong to the forward. `again`: the trace will be differentiated again.
+    In a joint trace, `count` outputs belong to the forward. `is_differentiated`: again, later.
     """
     replaced: dict[str, TensorProxy] = {}
-    facts = {"count": count, "is_differentiated": again, "replaced": replaced}
+    facts = {"count": count, "is_differentiated": is_differentiated, "replaced": replaced}
     stages.plugin_passes("before_partition", selection, **facts)
     return replaced
 

@@ -30,9 +30,9 @@ class Places:
     """
 
     def __init__(self, trace: Trace, source: Sequence[BoundSymbol]) -> None:
-        self._home = storages((*source, *trace.bound_symbols))
+        self._storage = storages((*source, *trace.bound_symbols))
         #: The values that existed before lines were claimed.
-        self.known = {proxy.name for item in with_parts(source) for proxy in item.outputs}
+        self.originals = {proxy.name for item in with_parts(source) for proxy in item.outputs}
         # claimed calls have lost their parts, which the source has
         lines = leaves_of((*trace.bound_symbols, *source))
         self._leaves = {proxy.name: leaf for leaf in lines for proxy in leaf.outputs}
@@ -45,7 +45,7 @@ class Places:
             if output is not None:
                 self.readers[output.name].append(len(trace.bound_symbols))
         self.memory: dict[str, str] = {}
-        self.left: Counter[str] = Counter()
+        self.remaining: Counter[str] = Counter()
         self.at: dict[str, Place] = {}
         self.shift: dict[str, int | None] = {}
         self.full: set[str] = set()
@@ -54,7 +54,7 @@ class Places:
 
     def root(self, name: str) -> str:
         """Return the first value in the memory of a value, according to the functional trace."""
-        return self._home.get(name, name)
+        return self._storage.get(name, name)
 
     def of(self, name: str) -> str:
         """Return the memory of a value, initially its own."""
@@ -75,7 +75,7 @@ class Places:
         self.at[name] = (
             geometry(proxy, shift) if is_number and shift is not None else place or everything
         )
-        self.left[memory] += len(self.readers.get(name, ()))
+        self.remaining[memory] += len(self.readers.get(name, ()))
         if place is None or self.at[name] in (everything, self.at.get(memory)):
             self.full.add(name)
 

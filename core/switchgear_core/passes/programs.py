@@ -167,7 +167,9 @@ def compile_training(
         proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))
     } - overwritten
     inner = tuple(
-        i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in constants
+        i
+        for i, proxy in enumerate(parts.saved)
+        if proxy.requires_grad and proxy.name not in constants
     )
     later = LazyProgram(partial(executable, backward, selection, boxed=True))
     if joint.trace.numbers:

@@ -60,7 +60,7 @@ def reinplace(
         mark: only tag the lines with partial writes: a region around such lines would copy everything.
 
     Returns:
-        The trace. An output that is written to its input is None there; `Trace.written` counts writes by input.
+        The trace. An output that is written to its input is None there; `Trace.writes` counts writes by input.
     """
     plan = _Plan(trace, source, destined)
     if not plan.steps:
@@ -84,7 +84,7 @@ def reinplace(
         trace,
         bound_symbols=tuple(lines),
         outputs=tuple(outputs),
-        written=writes,
+        writes=writes,
     )
 
 
@@ -206,7 +206,7 @@ class _Plan:
 
     def _pass(self, index: int, item: BoundSymbol) -> None:
         for proxy in item.inputs:
-            self._values.left[self._values.of(proxy.name)] -= 1
+            self._values.remaining[self._values.of(proxy.name)] -= 1
         if index not in self.steps and not self._is_written(index, item):
             self._compute(item)
 
@@ -218,7 +218,7 @@ class _Plan:
             memory = values.memory[proxy.name]
             if is_plain and memory == proxy.name and len(item.outputs) == 1:
                 self._own.add(memory)
-            if proxy.name not in values.known and not is_plain:
+            if proxy.name not in values.originals and not is_plain:
                 self._barred |= {memory, *[values.of(one.name) for one in item.inputs]}
 
     def _is_written(self, index: int, item: BoundSymbol) -> bool:
@@ -240,7 +240,7 @@ class _Plan:
             return False
         step = self._step(item, base, output)
         chain = None if step is None else self._chain(index, base, output, step)
-        if step is None or chain is None or self._values.left[memory] != chain.reads:
+        if step is None or chain is None or self._values.remaining[memory] != chain.reads:
             return False
         is_of_view = not is_input and _is_computed(item.symbol.fn) and not chain.steps
         # a computed view would keep all of its base's memory alive

@@ -102,7 +102,7 @@ class _Functions(TorchFunctionMode):
     ) -> object:
         if self.recorder.tape.is_paused:
             return func(*args, **(kwargs or {}))
-        with self.recorder.apart:
+        with self.recorder.isolation:
             call = Call(func, args, kwargs or {}, grad_enabled=torch.is_grad_enabled())
             if runs_no_user_code(func, kinds, (*args, *call.kwargs.values())):
                 return self._recorded(call)

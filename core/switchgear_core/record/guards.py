@@ -42,7 +42,7 @@ class Guard:
     #: Function to restore the former state after compiling the entry, which runs a user Function's backward.
     settle: Callable[[], None] | None = None
     #: The checked conditions as text, one per line; by default `why`.
-    listed: Callable[[], Sequence[str]] | None = None
+    conditions: Callable[[], Sequence[str]] | None = None
     #: Paths of integers in Python objects that differ in a call, given its flattened arguments.
     varying: Callable[[Sequence[Any]], Iterable[str]] | None = None
     #: Modules checked by identity: once a module is collected, no call meets the guard.

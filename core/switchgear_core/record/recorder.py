@@ -112,8 +112,8 @@ class Recorder:
         self.guards: list[Guard] = []
         self.after: list[Callable[[Any, Sequence[Any]], Any]] = []
         #: Entered while a call of PyTorch's C code is recorded: none of the user's code runs then.
-        self.apart: contextlib.AbstractContextManager[None] = (
-            contextlib.nullcontext() if self.enclosing is None else self.enclosing.apart
+        self.isolation: contextlib.AbstractContextManager[None] = (
+            contextlib.nullcontext() if self.enclosing is None else self.enclosing.isolation
         )
         #: Packages whose code runs inside and is not part of the function.
         self.packages_of_features: tuple[str, ...] = ()

@@ -244,7 +244,7 @@ class Arguments:
     Attributes:
         leaves: tensors, Python values that a trace is specialised on, and objects.
         kind: sizes are compared between calls of one kind.
-        whole: mutable containers are leaves too, like objects.
+        containers_are_leaves: mutable containers are leaves too, like objects.
         unread: the places of values that the function cannot read.
     """
 
@@ -253,12 +253,12 @@ class Arguments:
     leaves: list[object]
     spec: Structure
     kind: Kind
-    whole: bool = False
+    containers_are_leaves: bool = False
     unread: Container[int] = ()
 
 
 def flatten_arguments(
-    args: tuple[object, ...], kwargs: dict[str, object], whole: bool = False
+    args: tuple[object, ...], kwargs: dict[str, object], containers_are_leaves: bool = False
 ) -> Arguments:
     """Return the arguments of a call, flattened.
 
@@ -266,7 +266,7 @@ def flatten_arguments(
         Unsupported: a leaf is of a kind that a trace cannot hold.
     """
     try:
-        leaves, spec = flatten((args, kwargs), root=kwargs if whole else None)
+        leaves, spec = flatten((args, kwargs), root=kwargs if containers_are_leaves else None)
     except RecursionError:
         raise Unsupported(
             "a container among the arguments lies inside of itself, or is nested too deep"
@@ -285,7 +285,7 @@ def flatten_arguments(
                 "class written in Python, nor a container registered with torch.utils._pytree; close over the object"
             )
     ranks = tuple([leaf.dim() if isinstance(leaf, torch.Tensor) else None for leaf in leaves])
-    return Arguments(args, kwargs, leaves, spec, (spec, ranks), whole)
+    return Arguments(args, kwargs, leaves, spec, (spec, ranks), containers_are_leaves)
 
 
 def _is_value(leaf: object) -> bool:
@@ -339,12 +339,13 @@ def check_tensor(tensor: torch.Tensor, subject: str) -> None:
         )
     if internals.is_functorch_tensor(tensor):
         raise Unsupported(
-            f"{subject} belongs to a torch.func transform: jit the whole, or use sg.grad or sg.vjp",
+            f"{subject} belongs to a torch.func transform: jit the containers_are_leaves, or use sg.grad or sg.vjp",
             splits=False,
         )
     if tensor.layout is not torch.strided:
         raise Unsupported(
-            f"{subject} has layout {tensor.layout}: only strided tensors are supported", splits=False
+            f"{subject} has layout {tensor.layout}: only strided tensors are supported",
+            splits=False,
         )
     if tensor.is_quantized or tensor.is_nested:
         raise Unsupported(f"{subject} is quantised or nested: not supported", splits=False)

@@ -83,7 +83,7 @@ class Writes:
     #: Names of values that were overwritten without a new version of the tensor: through `.data`.
     hidden: set[str] = field(default_factory=set)
     #: Results of `.data`, by id: each counts its own versions.
-    apart: dict[int, torch.Tensor] = field(default_factory=dict)
+    data_tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     #: Views, by id, whose base was reshaped in place later, or written to unseen by autograd.
     outdated: dict[int, torch.Tensor] = field(default_factory=dict)
     #: Whether functionalization may recreate views before they are read.
@@ -130,7 +130,7 @@ class Wrappers:
 
     def counts_apart(self, wrapper: torch.Tensor) -> bool:
         """Check whether a wrapper is a result of `.data`, or a view of one, with its own versions."""
-        return not self.writes.apart.keys().isdisjoint((id(wrapper), id(wrapper._base)))
+        return not self.writes.data_tensors.keys().isdisjoint((id(wrapper), id(wrapper._base)))
 
     def is_overwritten(self, proxy: TensorProxy) -> bool:
         """Check whether the tensor that first held a value has been written to since."""
@@ -261,7 +261,7 @@ class Tracker(Wrappers):
             proxy = self.values.proxy_of(fake)
             if proxy.requires_grad > wrapper.requires_grad or self._has_holder(proxy, wrapper):
                 # `x.data` shares the fake of `x` and none of its history
-                self.writes.apart[id(wrapper)] = wrapper
+                self.writes.data_tensors[id(wrapper)] = wrapper
                 fake = self._record_alias(wrapper, DETACH, (proxy,))
             elif wrapper.requires_grad and not proxy.requires_grad and has_no_past(wrapper):
                 fake = self._record_alias(wrapper, NEW_LEAF, (proxy,))

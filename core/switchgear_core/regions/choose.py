@@ -87,7 +87,7 @@ class Contestants:
 
     def operators(self, region: Region) -> Trace:
         """Implement `RegionContext.operators`."""
-        return claim(region.whole, self._selection.without_fusion())
+        return claim(region.composites, self._selection.without_fusion())
 
     def function(self, operators: Trace) -> Callable[..., Any]:
         """Implement `RegionContext.function`."""
@@ -137,14 +137,14 @@ def choose(regions: Sequence[Region], program: str, selection: Selection) -> lis
         return [_loaded(region, selection.answers, context, selection) for region in regions]
     choices = _ask_choosers(regions, selection.choosers, context)
     outcomes = _compiled(regions, choices, context, selection)
-    if selection.written is not None:
+    if selection.record is not None:
         for region, choice, outcome in zip(regions, choices, outcomes, strict=True):
             executor = outcome.executor.name if isinstance(outcome, Fused) else None
             gain = choice.gain if executor else 0.0
-            selection.written.by_computation[region.trace.canonical()] = Answer(
+            selection.record.by_computation[region.trace.canonical()] = Answer(
                 executor, outcome.reason, gain
             )
-            selection.written.last &= choice.lasts
+            selection.record.last &= choice.lasts
     return outcomes
 
 

@@ -32,7 +32,8 @@ def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
     while pending:
         item = pending.popleft()
         implementation, declined, waits = claimant(
-            item, exact() if EXACT in item.tags else unfused() if IN_PLACE in item.tags else selection
+            item,
+            exact() if EXACT in item.tags else unfused() if IN_PLACE in item.tags else selection,
         )
         owner = "decomposition" if implementation is None else implementation.owner
         choices = (

@@ -59,7 +59,7 @@ class PassContext(Protocol):
         gives_gradients: after claiming: whether outputs are gradients, two of which may be one tensor.
         destined: after claiming: positions of outputs that are only copied into inputs after the run, with positions of
             the inputs. A pass that writes to the input instead replaces the output by None, and counts the write in
-            `Trace.written`.
+            `Trace.writes`.
         count: before the partition: the number of outputs of a joint trace that are the forward's; None if the trace
             has no gradients.
         is_differentiated: before the partition: whether the trace will be differentiated again.
@@ -101,13 +101,13 @@ class PassContext(Protocol):
         """
         ...
 
-    def offer(self, owner: str, lines: Lines, whole: BoundSymbol, unless: str = "") -> None:
+    def offer(self, owner: str, lines: Lines, composite: BoundSymbol, unless: str = "") -> None:
         """Replace calls by a composite, if its owner would run it.
 
         Args:
             owner: the name of an executor or a plugin.
             lines: the lines of the trace.
-            whole: the composite; its subsymbols are the replaced calls.
+            composite: the composite; its subsymbols are the replaced calls.
             unless: a reason against it; `Lines.seen_elsewhere` may have another.
         """
 
@@ -211,9 +211,9 @@ class RegionContext(Protocol):
 
 
 class Job(Protocol):
-    """Compilation elsewhere; once it is `done`, the program is built again, and exchanged between two calls."""
+    """Compilation elsewhere; once it `is_done`, the program is built again, and exchanged between two calls."""
 
-    done: bool
+    is_done: bool
     #: When it began, by `time.monotonic`.
     start: float
 

@@ -105,7 +105,7 @@ def uncaptured() -> Iterator[None]:
     if recorder is None:
         yield
         return
-    with recorder.apart, recorder.paused(), active(None), internals.real_dispatch():
+    with recorder.isolation, recorder.paused(), active(None), internals.real_dispatch():
         yield
 
 

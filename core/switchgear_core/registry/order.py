@@ -44,26 +44,26 @@ ExecutorOptions: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """Executors and packages of rules, in the order of asking; `named` are the names written by the user.
+    """Executors and packages of rules, in the order of asking; `names` are the names written by the user.
 
     `is_measured`: plugins may choose the executors of regions. `options` holds options of executors, by name.
     """
 
-    asked: tuple[Executor | Plugin, ...]
-    named: frozenset[str]
+    participants: tuple[Executor | Plugin, ...]
+    names: frozenset[str]
     is_measured: bool
     options: ExecutorOptions = field(default_factory=dict)
 
     @property
     def executors(self) -> tuple[Executor, ...]:
         """The executors among the participants."""
-        return tuple([one for one in self.asked if isinstance(one, Executor)])
+        return tuple([one for one in self.participants if isinstance(one, Executor)])
 
     def remedy(self, name: str) -> str:
         """Return advice for a user to continue without a participant."""
         return (
             f"leave {name} out of executors"
-            if name in self.named
+            if name in self.names
             else f"pass executors=[..., '-{name}']"
         )
 
@@ -84,7 +84,7 @@ def select(
     strict: bool = settings.get("strict", False)
     candidates = configured(order(plugins, executors), plugins, settings.get("options") or {})
     has_chooser = candidates.is_measured and any(
-        isinstance(one, Plugin) and one.chooser is not None for one in candidates.asked
+        isinstance(one, Plugin) and one.chooser is not None for one in candidates.participants
     )
     is_deferred = bool(parts.first("switchgear_defers", settings=settings, is_measured=has_chooser))
     reasons = _reasons_against(candidates, is_deferred, strict)
@@ -122,7 +122,9 @@ def select(
     )
 
 
-def _reasons_against(candidates: Order, is_deferred: bool, strict: bool) -> dict[Executor, str | None]:
+def _reasons_against(
+    candidates: Order, is_deferred: bool, strict: bool
+) -> dict[Executor, str | None]:
     """Return why each executor cannot run here, None if it can; tell of those that a user expects.
 
     Raises:
@@ -138,7 +140,7 @@ def _reasons_against(candidates: Order, is_deferred: bool, strict: bool) -> dict
     for executor, reason in reasons.items():
         if reason is None:
             continue
-        if executor.name in candidates.named:
+        if executor.name in candidates.names:
             if strict:
                 raise ExecutorUnavailable(
                     f"executor {executor.name} cannot run here: {reason}; remove it from executors"
@@ -157,7 +159,7 @@ def _sources(
     """Return the sources of rules in the order of asking, and the plugins that take part."""
     sources: list[RuleSource] = []
     homes: dict[str, Plugin] = {}
-    for one in candidates.asked:
+    for one in candidates.participants:
         plugin = one if isinstance(one, Plugin) else _home(plugins, one)
         if isinstance(one, Plugin):
             sources.append(_package_source(one, candidates.remedy(one.name)))
@@ -181,7 +183,7 @@ def _team(
     candidates: Order, plugins: Plugins, skipped: Sequence[Executor]
 ) -> tuple[str | Executor, ...]:
     team: list[str | Executor] = []
-    for one in candidates.asked:
+    for one in candidates.participants:
         if isinstance(one, Plugin) or one in plugins.executors:
             team += [] if one in skipped else [one.name]
         elif one not in skipped:
@@ -218,7 +220,9 @@ def _home(plugins: Plugins, executor: Executor) -> Plugin | None:
     return plugins.plugin_of[executor.name] if executor is own or is_alike else None
 
 
-def _claimant(executor: Executor, plugin: Plugin | None, candidates: Order, *, first: bool) -> Claimant:
+def _claimant(
+    executor: Executor, plugin: Plugin | None, candidates: Order, *, first: bool
+) -> Claimant:
     """Return an executor with its plugin's registrations, or else those in its own table now.
 
     The skip rule of a plugin is asked once, with the `first` of its executors.
@@ -231,10 +235,12 @@ def _claimant(executor: Executor, plugin: Plugin | None, candidates: Order, *, f
     own = SkipRule(executor.is_constant_for_vjp, executor.is_constant_for_vjp)
     skip_rules = (own, *(_skip_rules(plugin) if plugin and first else ()))
     values = candidates.options.get(name, {})
-    options = f"({', '.join(f'{key}={value!r}' for key, value in values.items())})" if values else ""
+    options = (
+        f"({', '.join(f'{key}={value!r}' for key, value in values.items())})" if values else ""
+    )
     label = " ".join(filter(None, (name, version, options)))
     remedy = candidates.remedy(name)
-    rest = implementations, options, name in candidates.named
+    rest = implementations, options, name in candidates.names
     return Claimant(name, label, remedy, grad_rules, skip_rules, executor, *rest)
 
 
@@ -314,7 +320,7 @@ def order(plugins: Plugins, executors: Executors) -> Order:
 
 def configured(candidates: Order, plugins: Plugins, options: ExecutorOptions) -> Order:
     """Return the order with options of its executors. Raises `UnknownExecutor` and `InvalidInput` for others."""
-    by_name = {one.name: one for one in candidates.asked}
+    by_name = {one.name: one for one in candidates.participants}
     for name in options:
         if name not in by_name:
             raise UnknownExecutor(
@@ -329,7 +335,7 @@ def configured(candidates: Order, plugins: Plugins, options: ExecutorOptions) ->
                 f"options names {name!r}, which is an object in executors: make it with its options"
             )
         by_name[name] = _with_options(one, options[name])
-    return replace(candidates, asked=tuple(by_name.values()), options=options)
+    return replace(candidates, participants=tuple(by_name.values()), options=options)
 
 
 def _with_options(executor: Executor, options: Mapping[str, object]) -> Executor:
@@ -368,7 +374,7 @@ def installed(plugins: Plugins, name: str) -> Executor | Plugin:
 
 def passed_over(plugins: Plugins, order: Order) -> tuple[str, ...]:
     """Return the names of installed executors and packages of rules that do not participate."""
-    candidates = {one.name for one in order.asked}
+    candidates = {one.name for one in order.participants}
     names = (*(one.name for one in _everyone(plugins)), *plugins.others)
     return tuple([name for name in names if name not in candidates])
 

@@ -75,13 +75,13 @@ class CallContext:
         self.decline(owner, candidate, reason, declined)
         return False
 
-    def offer(self, owner: str, lines: Lines, whole: BoundSymbol, unless: str = "") -> None:
+    def offer(self, owner: str, lines: Lines, composite: BoundSymbol, unless: str = "") -> None:
         """See `PassContext`."""
-        reason = unless or lines.seen_elsewhere(whole)
+        reason = unless or lines.seen_elsewhere(composite)
         if reason:
-            self.decline(owner, whole.subsymbols[-1], reason)
-        elif self.takes(owner, whole):
-            lines.replace(whole.subsymbols, whole)
+            self.decline(owner, composite.subsymbols[-1], reason)
+        elif self.takes(owner, composite):
+            lines.replace(composite.subsymbols, composite)
 
     def decline(
         self,

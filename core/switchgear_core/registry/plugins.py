@@ -183,7 +183,9 @@ class Discovery:
             item.load()
         faults = {item: item.fault for item in candidates}
         for check in (_foreign_owners, self._others_names, _rival_owners):
-            homes = {item.plugin: item for item in candidates if item.plugin and faults[item] is None}
+            homes = {
+                item.plugin: item for item in candidates if item.plugin and faults[item] is None
+            }
             faults.update((homes[plugin], fault) for plugin, fault in check([*homes]).items())
         for item in candidates:
             item.tell(faults[item])

@@ -32,7 +32,7 @@ class Preferences:
         """Check whether an executor is asked about the operator before the others."""
         return name in self.prefer.get(operator, ())
 
-    def asked(
+    def participants(
         self, sources: Sequence[_Asked], operator: str, declined: list[tuple[str, str]]
     ) -> Iterable[_Asked]:
         """Return the `sources` to ask about the operator, in order; add the avoided ones to `declined`."""

@@ -18,13 +18,13 @@ class Region(Shown):
 
     Attributes:
         trace: the operators of the region.
-        whole: the same calls, with the composites that executors run as a single call.
+        composites: the same calls, with the composites that executors run as a single call.
         candidates: the fusion executors that support all calls, in the order of asking.
         numbers: values of the trace's numbers at the call; symbolic numbers.
     """
 
     trace: Trace
-    whole: Trace
+    composites: Trace
     candidates: tuple[FusionExecutor, ...]
     numbers: tuple[Any, ...] = ()
 

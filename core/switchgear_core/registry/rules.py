@@ -66,7 +66,7 @@ class _Transform:
 
     recorder: Recorder
     grad_outputs: dict[torch.Tensor, TensorProxy] = field(default_factory=dict)
-    put: list[tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=list)
+    gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=list)
 
 
 _transform: contextvars.ContextVar[_Transform | None] = contextvars.ContextVar(
@@ -105,7 +105,7 @@ def put_grad(argument: torch.Tensor, gradient: torch.Tensor | None) -> None:
         argument: a tensor argument of the transform.
         gradient: a tensor of its shape, dtype and device; None for no gradient.
     """
-    _running("put_grad").put.append((argument, gradient))
+    _running("put_grad").gradients.append((argument, gradient))
 
 
 def _running(name: str) -> _Transform:
@@ -234,14 +234,18 @@ class _Application:
         for output, original in zip(outputs, self.bound_symbol.outputs, strict=True):
             if original.name not in theirs and places.get(output.name, output.name) in names:
                 raise self._error("returns an argument or a view of it; return a clone")
-            proxies.append(replace(output, name=original.name, requires_grad=original.requires_grad))
+            proxies.append(
+                replace(output, name=original.name, requires_grad=original.requires_grad)
+            )
             if output.name in local_names and output.name not in env:
                 env[output.name] = proxies[-1]
                 self.recorder.values.rename(output, proxies[-1])
             else:
                 value = env.get(output.name, output)
                 identities.append(
-                    BoundSymbol(IDENTITY, (value,), {}, proxies[-1], source=self.bound_symbol.source)
+                    BoundSymbol(
+                        IDENTITY, (value,), {}, proxies[-1], source=self.bound_symbol.source
+                    )
                 )
         forward = [renamed(item, env) for item in recorded]
         return (*forward, *identities), tuple(proxies)
@@ -307,7 +311,7 @@ class _Application:
     def _put(self, state: _Transform) -> Grads:
         """Return the gradient of each tensor argument, or None where the transform gave none."""
         sums: dict[torch.Tensor, torch.Tensor | None] = {}
-        for argument, gradient in state.put:
+        for argument, gradient in state.gradients:
             if not any(argument is tensor for tensor in self.tensors):
                 raise self._error("calls put_grad on something that is no tensor argument")
             total = sums.get(argument)

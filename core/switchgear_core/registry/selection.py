@@ -91,7 +91,7 @@ class Selection:
     #: The known executors of regions, if any.
     answers: Answers | None = None
     #: The record of the outcome of each region.
-    written: Answers | None = None
+    record: Answers | None = None
 
     @property
     def fusion(self) -> Mapping[str, FusionExecutor]:
@@ -139,7 +139,7 @@ class Selection:
         """Return the first grad rule that accepts the bound symbol, and the earlier sources that declined."""
         name = bound_symbol.symbol.name
         declined = list(self.skipped)
-        for source in self.preferences.asked(self.rule_sources, name, declined):
+        for source in self.preferences.participants(self.rule_sources, name, declined):
             rule = source.grad_rules.get(name)
             if rule is None:
                 declined.append((source.name, f"no grad rule for {name}"))
@@ -158,7 +158,7 @@ class Selection:
         """Return the first implementation of the bound symbol as a whole, and the earlier executors that declined."""
         declined = list(self.skipped)
         name = bound_symbol.symbol.name
-        for claimant in self.preferences.asked(self.claimants, name, declined):
+        for claimant in self.preferences.participants(self.claimants, name, declined):
             answer = _answer(claimant, bound_symbol)
             if isinstance(answer, Implementation):
                 return answer, tuple(declined)

@@ -146,7 +146,7 @@ def node_apply(node: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def is_python_node(node: object, excluded: type[torch.autograd.Function]) -> bool:
-    """Check whether a node of autograd belongs to a Function other than `apart`."""
+    """Check whether a node of autograd belongs to a Function other than `excluded`."""
     kind = torch.autograd.function.BackwardCFunction
     return isinstance(node, kind) and not isinstance(node, excluded._backward_cls)
 

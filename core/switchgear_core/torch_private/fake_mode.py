@@ -236,7 +236,9 @@ def _is_regular(func: object) -> bool:
     """Check whether an operator is PyTorch's, writes nothing, and needs neither data nor bounds of memory."""
     if not isinstance(func, OpOverload) or func.namespace != "aten" or func._schema.is_mutable:
         return False
-    is_special = any(part in func._opname for part in ("as_strided", "lift", "resize", "zerotensor"))
+    is_special = any(
+        part in func._opname for part in ("as_strided", "lift", "resize", "zerotensor")
+    )
     return not is_special and _DATA_TAGS.isdisjoint(func.tags)
 
 

@@ -128,18 +128,20 @@ def set_closed(shape_env: Any, closed: bool) -> None:
 
 
 @contextlib.contextmanager
-def shown_class(kind: type, shown: Callable[[Any], type]) -> Iterator[None]:
+def shown_class(kind: type, new_class: Callable[[Any], type]) -> Iterator[None]:
     """Return a context in which instances report another class to `isinstance`."""
     # setattr would set the class of the class; setting `__doc__` makes Python drop its attribute cache
     attributes = gc.get_referents(vars(kind))[0]
 
-    def put(shown: property | None) -> None:
-        attributes.pop("__class__", None) if shown is None else attributes.update(__class__=shown)
+    def set_class(new_class: property | None) -> None:
+        attributes.pop("__class__", None) if new_class is None else attributes.update(
+            __class__=new_class
+        )
         kind.__doc__ = kind.__doc__
 
-    change = Change(put, None)
+    change = Change(set_class, None)
     try:
-        put(property(shown))
+        set_class(property(new_class))
         yield
     finally:
         change.undo()

@@ -42,7 +42,9 @@ class Region:
         lines = [line for line in recorder.tape.lines if self.tag in line.tags]
         results = {proxy.name for line in lines for proxy in line.outputs}
         tracker = recorder.tracker
-        inputs = {tracker.proxy_of(entry.wrapper).name: entry.proxy.name for entry in recorder.inputs}
+        inputs = {
+            tracker.proxy_of(entry.wrapper).name: entry.proxy.name for entry in recorder.inputs
+        }
         for proxy in (proxy for line in lines for proxy in line.inputs):
             if proxy.name not in results and tracker.is_overwritten(proxy):
                 self._refuse(f"{proxy.name}, which it reads, is written to")

@@ -299,7 +299,7 @@ class ConservativeState(Handler):
         draws = _draws()
         change = Change(snapshot.put_back)
         try:
-            with code.active(), replaced(recorder, "apart", code):
+            with code.active(), replaced(recorder, "isolation", code):
                 yield
             code.ran()
             if snapshot.failure is not None:

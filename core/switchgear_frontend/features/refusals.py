@@ -134,7 +134,9 @@ def refuse(
         subject = f"the function {_ACCESS[name]} .{attribute.__name__} of a tensor"
         # TorchDynamo would split the function, and the nodes would differ
         splits = attribute is not torch.Tensor.grad_fn
-        raise Unsupported(f"{subject}, in {here()}; {_REFUSED_ATTRIBUTES[attribute]}", splits=splits)
+        raise Unsupported(
+            f"{subject}, in {here()}; {_REFUSED_ATTRIBUTES[attribute]}", splits=splits
+        )
     if (
         func is torch.Tensor.requires_grad_
         and args[0].requires_grad

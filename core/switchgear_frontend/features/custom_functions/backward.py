@@ -186,7 +186,7 @@ def _traced(item: BoundSymbol, call: FunctionCall, doors: Doors) -> Iterator[Non
     running = RunningCode(refuse_start, refuse_call)
     with contextlib.ExitStack() as stack:
         stack.enter_context(doors.open(item.source))
-        stack.enter_context(replaced(doors.recorder, "apart", running))
+        stack.enter_context(replaced(doors.recorder, "isolation", running))
         stack.enter_context(running.active())
         stack.enter_context(torch.no_grad())
         for device in devices:
