@@ -11,6 +11,7 @@ cyclomatic, as counted by ruff's C901.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import json
 import re
@@ -92,15 +93,21 @@ def measure(paths: list[Path]) -> Size:
     """Return the total size of some files."""
     size = Size()
     for path in paths:
-        tokens = code_tokens(path)
-        lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
-        name = name_of(path)
-        size.files[name] = len(lines)
-        size.lines += len(lines)
-        size.tokens += len(tokens)
-        size.anys += sum(token.string == "Any" for token in tokens)
-        size.classes.update(class_sizes(path, name))
+        one = _size_of(path)
+        size.files.update(one.files)
+        size.lines += one.lines
+        size.tokens += one.tokens
+        size.anys += one.anys
+        size.classes.update(one.classes)
     return size
+
+
+@functools.cache
+def _size_of(path: Path) -> Size:
+    tokens, name = code_tokens(path), name_of(path)
+    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+    anys = sum(token.string == "Any" for token in tokens)
+    return Size(len(lines), len(tokens), anys, {name: len(lines)}, dict(class_sizes(path, name)))
 
 
 def class_sizes(path: Path, name: str) -> Iterator[tuple[str, tuple[int, int]]]:
