@@ -108,7 +108,7 @@ _LOADS = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defin
 #: Modules whose calls by the standard library are its own business: the state of the interpreter, its locks.
 _LOCKS = frozenset({"_thread"})
 _OF_THE_LIBRARY = frozenset({"sys", "_thread", "_imp", "_signal", "gc", "marshal", "_locale"})
-#: Functions of other modules that depend on nothing that changes between calls.
+#: Functions of other modules that depend on nothing variable between calls.
 _FIXED = frozenset(
     {
         *("sys.exc_info", "sys.intern", "sys.exit", "sys.getdefaultencoding", "sys.gettrace"),
@@ -136,7 +136,7 @@ _ATTRIBUTES = {
 _BINDINGS = frozenset({"pybind11_builtins", "nanobind", "Boost.Python"})
 #: Library files that act by their own rules: a log at its level, a warning shown once, an import.
 _SHOW = (logging.__file__, warnings.__file__, _LOADS.co_filename)
-#: The flag `HEAP` marks a class in Python; a class in C may have it too, but then together with this flag.
+#: The flag `HEAP` marks a class in Python; a class in C may have both flags.
 _IMMUTABLE = 1 << 8
 
 
@@ -305,7 +305,7 @@ def _every_warning_is_shown() -> bool:
 
 @functools.cache
 def _values_in(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
-    """Return the global variables, and their attributes, that code loads without calling them at once."""
+    """Return the global variables, and their attributes, that code loads and does not call at once."""
     values, names, is_called, before = list[tuple[str, ...]](), list[str](), False, 0
     for operation, argument in operations(code):
         if operation in _ATTRIBUTES and names:

@@ -16,7 +16,7 @@ from switchgear_core.record.signature import ModuleState, state_of
 class Modules:
     """The entered modules, and the path of the current module, by the names from its root.
 
-    Modules created by the call are left out: they may disappear with it.
+    Modules created by the call are left out: such modules may disappear after the call.
     """
 
     def __init__(self, root: torch.nn.Module | None, modules: list[torch.nn.Module]) -> None:

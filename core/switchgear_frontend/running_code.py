@@ -35,7 +35,7 @@ def _is_for_us(frame: types.FrameType, code: types.CodeType) -> bool:
 
 
 class _Profile:
-    """A profile function of this thread. Entering switches it off for PyTorch's own calls, most of a capture's work."""
+    """A profile function of this thread. Entering turns it off for PyTorch's own calls, the bulk of a capture."""
 
     def __init__(self, started: Started, on_call: Called) -> None:
         self._started, self._on_call = started, on_call
@@ -64,7 +64,7 @@ class _Profile:
             self._ran[id(code)] = code
 
     def _resume_after(self, frame: types.FrameType | None) -> None:
-        """Reinstall the profile function: Python removes it after an error in it, which the function may catch."""
+        """Reinstall the profile function: Python removes it after an error inside."""
         if sys.gettrace() is None:
             sys.settrace(self._resumed)
             while frame is not None:

@@ -94,12 +94,12 @@ def capture(
 ) -> Captured:
     """Return the trace of `function` at these arguments, flattened as by `flatten_arguments`.
 
-    The function runs as in eager. If it needs tensor data, it runs again with `torch.compiler.is_compiling()` True,
-    because libraries then use another path.
+    The function runs as in eager. If it needs tensor data, a second run has `torch.compiler.is_compiling()` True, because
+    libraries then use another path.
 
     Args:
         module: the module whose state the function uses, for names, paths and write-back.
-        differentiable: the arguments that require grad, if not those whose tensors do.
+        differentiable: the arguments that require grad; by default, as their tensors do.
         reads_inputs: True makes the trace specific to calls with the same data; None, with the same masks.
         containers_are_leaves: the option with which `flatten_arguments` made the leaves.
 

@@ -1,4 +1,4 @@
-"""Inputs that share memory with a written input, detected after a capture, which is then repeated differently."""
+"""Inputs that share memory with a written input: detected after a capture, and captured again differently."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def unread(
 ) -> frozenset[int]:
     """Return the places of values among the flattened arguments that no code can read.
 
-    They belong to a parameter without a name in the code, or to a key of a dict that is read by other keys alone. Known
+    Each belongs to a parameter without a name in the code, or to a key of a dict read by other keys alone. Known
     for a plain function, and for the forward of a module without hooks.
     """
     args, kwargs, leaves = call.args, call.kwargs, call.leaves
@@ -54,7 +54,7 @@ def unread(
 
 
 def _left_out(value: object, keys: frozenset[str] | None, places: Iterator[int]) -> list[int]:
-    """Return the unread leaves of an argument, given the keys read from it; None means that all leaves are read."""
+    """Return the unread leaves of an argument, given the keys read from it; None for all leaves."""
     if type(value) is not dict or not keys:
         leaves = [*_leaves(value, places)]
         return leaves if keys is _NOTHING else []

@@ -75,7 +75,7 @@ def run_watched(program: Program, forward: Trace, arguments: tuple[Any, ...]) ->
 
 
 def _describe(item: BoundSymbol, read: dict[str, Any], ranges: str) -> str:
-    """Describe a line that makes a NaN; for a region, the first of its operators that makes a NaN."""
+    """Describe the line with the first NaN; of a region, the first operator with a NaN."""
     by = f"\n  run by: {item.implementation.owner}" if item.implementation else ""
     if item.subsymbols and item.fused_by:
         values = dict(read)

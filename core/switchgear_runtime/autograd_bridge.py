@@ -165,7 +165,7 @@ class Bridge:
 
 
 def _constant(training: Training) -> frozenset[int]:
-    """Return inputs that require grad and get none, although others do: eager's backward does not reach them."""
+    """Return inputs that require grad and get none, although others do, as in eager's backward."""
     gradients = training.joint.trace.outputs[training.joint.count :]
     if not any(gradient is not None for gradient in gradients):
         return frozenset()

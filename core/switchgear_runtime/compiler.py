@@ -71,7 +71,7 @@ class Compiler:
         self.fallbacks = Fallbacks(self.name, *sizes)
         #: The number of calls.
         self.calls = 0
-        #: Calls that no existing code answered, each counted once: those that compiled, fell back, raised before the
+        #: Calls without existing code, each counted once: calls that compiled, fell back, raised before the
         #: end of the lookup, or initialised a lazy module.
         self.misses = 0
         self.last: Entry | None = None

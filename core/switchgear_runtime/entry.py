@@ -72,7 +72,7 @@ class Entry:
         ]
         self._name = getattr(function, "__qualname__", "a function")
         self.forward: Program
-        #: The runtime of a part, in place of this one.
+        #: The runtime of a part, in place of the usual runtime.
         self._runtime: Runtime | None = selection.parts.only(
             "switchgear_runtime", selection=selection
         )

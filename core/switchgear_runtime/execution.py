@@ -34,7 +34,7 @@ _COPY = torch.ops.aten.copy.default
 def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     """Return the callable that runs a program; with `autocast`, autocast is off inside, because casts are in the trace.
 
-    The callable takes the program's inputs; for a boxed program one list, which is emptied. Exceptions of PyTorch's own
+    The callable takes the program's inputs; for a boxed program one list, then empty. Exceptions of PyTorch's own
     operators pass unchanged. Where a plugin's implementation raises, PyTorch's operators run instead: their exception
     is raised if there is one, else `ExecutorFailed`.
     """

@@ -1,4 +1,4 @@
-"""Front ends of parts, and entries for calls that they captured."""
+"""Front ends of parts, and entries for their captured calls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def entry_by_parts(
     rejit: Jit,
     drop: Callable[[], Callable[..., None] | None],
 ) -> Entry | None:
-    """Return an entry for a call, captured by the first front end of a part that does not refuse it; None without one.
+    """Return an entry for a call, captured by the first front end without a refusal; None without any.
 
     Raises:
         RuleError: a front end raised, or returned something invalid.
@@ -78,7 +78,7 @@ class _Bound:
     def before(
         self, lines: Sequence[str], scope: Mapping[str, object], miss: object = MISS
     ) -> Callable[..., Any]:
-        """Return a function of a call's arguments: it runs these lines, with `inputs` defined, or returns `miss`."""
+        """Return a function of a call's arguments: it runs `lines` with `inputs` defined, or returns `miss`."""
         body = ["inputs = bind(args, kwargs)", "if inputs is None: return miss", *lines]
         bound = {**scope, "bind": self.captured.bind, "miss": miss}
         return generated("call(args, kwargs)", body, bound)

@@ -218,7 +218,7 @@ class _Forward:
     def __init__(self, original: Callable[..., Any]) -> None:
         function = types.FunctionType(_run.__code__, _run.__globals__, "forward")
         functools.update_wrapper(function, original)
-        # code that unwraps a forward must find this function
+        # code for unwrapping a forward must find the function
         function.__dict__.pop("__wrapped__")
         internals.opaque(function)
         with contextlib.suppress(TypeError, ValueError):  # no signature

@@ -27,7 +27,7 @@ def modules_guard(
     """Return a check that training flags, hooks, names, None entries and submodules are unchanged.
 
     Entries `fetched` for the call, by module and name, are known to be tensors. The check does not keep modules alive.
-    It identifies them by their ids, so all must still exist.
+    The key has their ids, so all must still exist.
     """
     key, everywhere = modules_key(parts), internals.global_module_hooks()
     if any_hooks(parts) or any("training" not in part.__dict__ for part in parts):
@@ -140,7 +140,7 @@ class _Versions:
         return True
 
 
-#: The checks of entries: equal checks are one shared object, which costs less where entries alternate.
+#: The checks of entries: equal checks are one shared object, cheaper where entries alternate.
 _CHECKS: WeakValueDictionary[tuple[Any, ...], _Versions] = WeakValueDictionary()
 
 

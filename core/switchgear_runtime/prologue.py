@@ -57,7 +57,7 @@ class Prologue:
     def before(
         self, lines: Sequence[str], scope: Mapping[str, object], miss: object = MISS
     ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-        """Return a function of a call's arguments: it runs these lines, with `inputs` defined, or returns `miss`."""
+        """Return a function of a call's arguments: it runs `lines` with `inputs` defined, or returns `miss`."""
         met = " and ".join([f"({guard.condition})" for guard in self.guards])
         return self._function([f"if not ({met}): return miss", *self._extras], lines, scope, miss)
 

@@ -1,4 +1,4 @@
-"""Separate graphs: outputs of a call that share no eager node have separate backwards, despite one common node.
+"""Separate graphs: outputs of a call without a shared eager node have separate backwards, despite one common node.
 
 PyTorch frees all saved tensors of the node after the first backward. Tensors for other outputs are kept until their
 backward.

@@ -1,4 +1,4 @@
-"""Splitting: the protocol of a part that splits a function which capture refuses, and compiles its graphs."""
+"""Splitting: the protocol of a part that splits a refused function, and compiles the graphs."""
 
 from __future__ import annotations
 

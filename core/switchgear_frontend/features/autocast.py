@@ -49,7 +49,7 @@ class Autocast(Handler):
 def _replacing(
     lines: list[BoundSymbol], arguments: set[str], sources: dict[str, str]
 ) -> dict[str, TensorProxy] | None:
-    """Return the casts that lines read, by argument; None if a line reads the argument itself, or two casts of it."""
+    """Return the casts that lines read, by argument; None if a line reads the argument itself, or two casts."""
     replacing: dict[str, TensorProxy] = {}
     reads = [proxy for line in lines for proxy in line.inputs]
     for proxy in reads:

@@ -1,4 +1,4 @@
-"""Regions of `torch.utils.checkpoint`: recorded with a tag, so that the backward recomputes them.
+"""Regions of `torch.utils.checkpoint`: recorded with a tag for the backward to recompute.
 
 Values saved by a selective policy have another tag. Reentrant regions (`custom_functions`) and nested regions are
 refused. So is a region whose reads are changed afterwards: eager's backward would read the new values.
@@ -71,7 +71,7 @@ class Regions:
 
 
 class Checkpointing(Handler):
-    """Handler of regions: tags their lines, so that the backward recomputes these. The state holds the regions."""
+    """Handler of regions: tags the lines for the backward to recompute. The state holds the regions."""
 
     def begin(self, recorder: Recorder) -> Regions:
         """Return a state without regions."""

@@ -1,7 +1,7 @@
 """Conservative state: Python state is compared as a whole, where no feature knows it better.
 
-Before code starts, all that it can reach by name is noted: its global variables, and from there containers, objects,
-modules, classes and closures. A call that leaves any of it changed is undone and refused. Later calls compare all of it
+Before code starts, the values within reach by name are noted: global variables, and from there containers, objects,
+modules, classes and closures. A call after which any differs is undone and refused. Later calls compare all of them
 again: another value means another entry. Objects whose content cannot be seen are refused.
 """
 
@@ -35,7 +35,7 @@ from switchgear_frontend.running_code import RunningCode
 _MISSING: Any = object()
 #: Values that are equal if type and content are.
 _ATOMS = (int, float, complex, str, bytes, bool, type(None), torch.Size, range, slice)
-#: Values without content that a function could change or read, except by calls that other features see.
+#: Values without content that a function could change or read, except by calls seen by other features.
 _FIXED = (
     *(torch.Tensor, torch.dtype, torch.device, torch.layout, torch.memory_format),
     *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
@@ -62,7 +62,7 @@ def _same(first: object, second: object) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holder:
-    """A place with content: how to read it, and how to put it back."""
+    """A place with content: how to read and how to restore the content."""
 
     name: str
     read: Callable[[], _Content]
@@ -164,7 +164,7 @@ class _Snapshot:
     failure: Unsupported | None = None
 
     def started(self, frame: types.FrameType) -> None:
-        """Note the values that the code of a frame, which starts now, can reach by name."""
+        """Note the values within reach, by name, of the code of a starting frame."""
         code, space = frame.f_code, frame.f_globals
         if is_of_pytorch(code.co_filename) or is_standard(code.co_filename):
             return
@@ -206,7 +206,7 @@ class _Snapshot:
             self.reach(value, name)
 
     def reach(self, value: Any, name: str) -> None:
-        """Note the content of a value, and of all that it holds."""
+        """Note the content of a value, at all depths."""
         if id(value) in self.holders or isinstance(value, (*_ATOMS, types.ModuleType)):
             return
         if isinstance(value, (type, types.FunctionType)) and _is_fixed(value.__module__):
@@ -286,7 +286,7 @@ class ConservativeState(Handler):
     def running(
         self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
     ) -> Iterator[None]:
-        """Note the state before the function and each code in it, and put it back."""
+        """Note the state before the function and before each inner code, and restore the state."""
         snapshot: _Snapshot | None = recorder.state(self)
         if snapshot is None:
             yield

@@ -1,11 +1,11 @@
-"""Data: Python values and shapes that depend on the contents of the call's tensors, and the checks that guard them.
+"""Data: Python values and shapes from the contents of the call's tensors, and their guards, the checks.
 
 A capture knows metadata alone. When code reads data, the necessary lines are computed on the tensors of the call; such
 lines must not draw random numbers. The trace gets a check of the value, and then serves only calls that pass the check.
 Indexing by a mask becomes `nonzero` and indexing by integers, so derivatives read no data. Checks stay outside
 composites and are not dead code. A failing check raises `OtherData` before the call draws or writes; a check that only
 decides whether to raise may fail as late as before the return. Without `specialize_on_data=True`, numbers and shapes
-that floats decide are `DataDependent`: they differ in each call.
+decided by floats are `DataDependent`: such values differ in each call.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Data(Handler):
         return fakes
 
     def _positions(self, recorder: Recorder, indices: list[Any]) -> list[object]:
-        """Return indices with masks replaced by the positions that they select, as PyTorch's kernels do."""
+        """Return indices with masks replaced by the selected positions, as PyTorch's kernels do."""
         need = f"{_aten.nonzero.default} needs the data of a tensor, in {recorder.here()}"
         positions: list[Any] = []
         for index in indices:

@@ -1,6 +1,6 @@
 """`torch.autograd.grad` inside a jitted function.
 
-PyTorch's own call, on the wrappers and unrecorded, tells which gradients exist, their layouts, and the errors that
+PyTorch's own call, on the wrappers and unrecorded, tells the existing gradients, their layouts, and the errors that
 eager raises. With `create_graph`, and inside transforms of `torch.func`, PyTorch's backward itself is recorded.
 """
 
@@ -22,7 +22,7 @@ from switchgear_core.record.recorder import Recorder
 
 
 class InnerGrad(Handler):
-    """Handler of `torch.autograd.grad`: a call becomes one symbol, and the grad pass differentiates it by rules."""
+    """Handler of `torch.autograd.grad`: a call becomes one symbol, differentiated by the rules of the grad pass."""
 
     functions = frozenset({torch.autograd.grad})
 

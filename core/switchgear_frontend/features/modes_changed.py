@@ -1,4 +1,4 @@
-"""Modes of the surrounding call, which hold for the trace: a function that changes such a mode is refused."""
+"""Modes of the surrounding call hold for the trace: changing such a mode is refused."""
 
 from __future__ import annotations
 

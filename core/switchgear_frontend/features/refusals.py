@@ -52,7 +52,7 @@ _REFUSED_ATTRIBUTES = {
 }
 #: Verbs for the accessors of attributes.
 _ACCESS = {"__get__": "reads", "__set__": "writes to", "__delete__": "deletes"}
-#: Prefixes of functions that create sparse, quantised or nested tensors; no trace holds these.
+#: Prefixes of functions that create sparse, quantised or nested tensors, foreign to traces.
 _STRANGE = ("sparse_", "to_sparse_", "quantize_per_", "_nested_tensor", "to_mkldnn", "as_subclass")
 _REFUSED_NAMES = frozenset(name.rpartition(".")[2] for name in _REFUSED)
 

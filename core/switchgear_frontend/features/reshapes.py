@@ -1,4 +1,4 @@
-"""Calls that change sizes or strides in place: on an input, they are repeated after the call."""
+"""Changes of sizes or strides in place: on an input, repeated after the call."""
 
 from __future__ import annotations
 

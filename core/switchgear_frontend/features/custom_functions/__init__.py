@@ -4,7 +4,7 @@
 substitute `ctx`; PyTorch decides about requires_grad and errors. A call becomes a composite named after the class, so
 executors and rules can be registered for the name. Its parts are the operators of the forward, without gradients, and
 then one symbol, `HISTORY`. `HISTORY` attaches the class's backward to the results and holds every value read by the
-backward. User code runs once, when it is traced. Functions that mark tensors dirty, return an argument or a view, or
+backward. User code runs once, at the capture. Functions that mark tensors dirty, return an argument or a view, or
 keep a tensor as an attribute of `ctx` are refused.
 """
 
@@ -63,7 +63,7 @@ class _Applied:
 
 
 class _Forward(torch.autograd.Function):
-    """A Function that runs another Function's forward, so that PyTorch decides about requires_grad of the results."""
+    """A Function that runs another Function's forward: PyTorch decides about requires_grad of the results."""
 
     @staticmethod
     def forward(ctx: Any, function: Any, context: Context, *args: Any) -> Any:
