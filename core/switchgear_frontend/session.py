@@ -94,7 +94,7 @@ def capture(
 ) -> Captured:
     """Return the trace of `function` at these arguments, flattened as by `flatten_arguments`.
 
-    The function runs as in eager. If it needs tensor data, a second run has `torch.compiler.is_compiling()` True, because
+    The function runs as in eager. If it needs tensor data, a second run has `torch.compiler.is_compiling()` True, as
     libraries then use another path.
 
     Args:
