@@ -177,6 +177,34 @@ def test_one_entry_serves_a_workload(name: str) -> None:
     check(WORKLOADS[name][0], WORKLOADS[name][1])
 
 
+@pytest.mark.parametrize(
+    ("is_training", "compilations", "arguments"),
+    [
+        (True, 2, {}),
+        (True, 2, {"num_layers": 2, "bidirectional": True}),
+        (False, 2, {"num_layers": 2, "dropout": 0.5}),
+        (True, len(LENGTHS), {"num_layers": 2, "dropout": 0.5}),
+    ],
+    ids=["plain", "bidirectional", "dropout that does nothing", "dropout"],
+)
+def test_an_lstm_is_compiled_once_for_all_lengths(is_training: bool, compilations: int, arguments: Any) -> None:
+    """And as in eager; with dropout between its layers, once per length."""
+    network = torch.nn.LSTM(4, 8, batch_first=True, **arguments).train(is_training)
+    jitted = sg.jit(network, executors=["torch"])
+    for length in LENGTHS:
+        x = torch.randn(2, length, 4)
+        results = []
+        for called in (network, jitted):
+            network.zero_grad()
+            torch.manual_seed(length)
+            output, _ = called(x)
+            output.square().sum().backward()
+            results.append([output.detach(), *[parameter.grad for parameter in network.parameters()]])
+        assert not [*differences(results[0], results[1], "results")]
+    info = sg.cache_info(jitted)
+    assert (info.misses, info.fallbacks) == (compilations, 0)
+
+
 def test_convolutions_by_batch() -> None:
     def function(x: T, weight: T) -> T:
         return F.max_pool2d(F.conv2d(x, weight, padding=1).relu(), 2)

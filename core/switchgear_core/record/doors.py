@@ -176,7 +176,7 @@ class _Functions(TorchFunctionMode):
 def _sizes_decomposed(call: Call) -> contextlib.AbstractContextManager[None]:
     if active_sizes() is None or call.fn is None:
         return contextlib.nullcontext()
-    return internals.composites_of_sizes(call.fn)
+    return internals.composites_of_sizes(call.fn, call.args)
 
 
 @functools.cache

@@ -100,18 +100,26 @@ def decide_all(number: Any) -> object:
     return value
 
 
-def composites_of_sizes(fn: Callable[..., object]) -> AbstractContextManager[Any]:
-    """Return a context that keeps sizes symbolic in a product of matrices: before 2.13, C++ accepts numbers only.
+def composites_of_sizes(
+    fn: Callable[..., object], args: tuple[Any, ...]
+) -> AbstractContextManager[Any]:
+    """Return a context that keeps sizes symbolic where C++ accepts numbers only.
 
-    The parts of these functions have no other implementation in Python.
+    The functions are products of matrices before 2.13, and LSTMs. Their parts have no other implementation in Python.
     """
-    is_native = _TORCH >= (2, 13) or getattr(fn, "__name__", "") not in (
-        "matmul",
-        "__matmul__",
-        "__rmatmul__",
-        "linear",
-    )
+    name = getattr(fn, "__name__", "")
+    if name == "lstm":
+        # PyTorch 2.13 (torch/_decomp/decompositions.py: _rnn_helper) forgets the dropout between layers:
+        # tests/test_symbolic_sizes.py, test_an_lstm_is_compiled_once_for_all_lengths
+        is_native = len(args) != _LSTM_ARGUMENTS or (args[5] and args[6])
+    else:
+        is_native = _TORCH >= (2, 13) or name not in _PRODUCTS
     return contextlib.nullcontext() if is_native else enable_python_dispatcher()
+
+
+_PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "linear")
+#: The arguments of `torch.lstm`; the dropout and the training flag are the sixth and the seventh.
+_LSTM_ARGUMENTS = 9
 
 
 _TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
