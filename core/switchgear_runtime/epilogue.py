@@ -17,7 +17,9 @@ import torch
 from switchgear_core import torch_private as internals
 from switchgear_core.ir.evaluation import evaluate
 from switchgear_core.ir.proxy import TensorProxy
-from switchgear_core.ir.trace import Trace
+from switchgear_core.ir.symbol import BACKWARD
+from switchgear_core.ir.trace import Trace, compile_trace
+from switchgear_core.ir.writes import SET_VALUE
 from switchgear_core.record.sizes import Sizes, concrete, has_numbers
 from switchgear_frontend.outputs import Outputs, reshaped_inputs
 
@@ -28,32 +30,78 @@ Finisher = Callable[[Sequence[Any], Sequence[torch.Tensor]], Any]
 def finisher(
     outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes | None = None
 ) -> Finisher:
-    """Return the end of a call: `finish`, or a specialised function for mere copies and a return value."""
+    """Return the end of a call: `finish`, or a specialised function for copies, views and a return value."""
     if sizes is not None and _has_sizes(outputs):
-        return _finisher_by_sizes(outputs, inputs, sizes)
-    scope: dict[str, object] = {}
-    expression = assembly(outputs, scope)
+        return _finisher_by_sizes(outputs, sizes)
+    views_of = _views_of(outputs)
+    scope: dict[str, object] = {"views_of": views_of}
+    expression = None if outputs.metadata or views_of is None else _expression(outputs, scope)
     if expression is None or any(mutation.tracked for mutation in outputs.mutations):
         return partial(finish, outputs)
+    if outputs.views:
+        expression = f"(views := views_of(outputs, inputs), {expression})[1]"
     assemble: Finisher = eval(f"lambda outputs, inputs: {expression}", scope)
     return _writing_first(outputs, inputs, assemble) if outputs.mutations else assemble
 
 
+def _views_of(outputs: Outputs) -> Finisher | None:
+    """Return a function that creates the views by name; None if only `evaluate` can."""
+    lines = outputs.views
+    results = {proxy.name: proxy for line in lines for proxy in line.outputs}
+    operands = {proxy.name: proxy for line in lines for proxy in line.inputs}
+    names = {item.place: None for item in outputs.returned if item.kind == "view"}
+    modes = {line.grad_enabled for line in lines}
+    is_special = any(
+        line.symbol == SET_VALUE or BACKWARD in line.tags or proxy.dtype.is_complex
+        for line in lines
+        for proxy in line.outputs
+    )
+    if is_special or len(modes) > 1 or not names.keys() <= results.keys():
+        return None
+    roots = [(name, kind, index) for name, kind, index in outputs.roots if name in operands]
+    trace = Trace(
+        "views",
+        tuple([operands[name] for name, _, _ in roots]),
+        tuple([results[name] for name in names]),
+        lines,
+    )
+    run, mode = compile_trace(trace), modes.pop() if modes else True
+
+    def views_of(outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Mapping[str, Any]:
+        tensors = [(inputs if kind == "input" else outputs)[index] for _, kind, index in roots]
+        grad_enabled = torch.is_grad_enabled()
+        try:
+            internals.set_grad_enabled(mode)
+            if internals.autocast_active():  # the lines include the casts
+                with internals.autocast_off():
+                    return dict(zip(names, run(*tensors), strict=True))
+            return dict(zip(names, run(*tensors), strict=True))
+        finally:
+            internals.set_grad_enabled(grad_enabled)
+
+    return views_of
+
+
 def assembly(outputs: Outputs, scope: dict[str, object]) -> str | None:
     """Return Python for the return value, over `outputs`, `inputs` and `scope`; None if there are views."""
+    return None if outputs.metadata or outputs.views else _expression(outputs, scope)
+
+
+def _expression(outputs: Outputs, scope: dict[str, object]) -> str | None:
+    """Return Python for the return value, over `outputs`, `inputs`, `views` and `scope`."""
     leaves = []
     data: dict[str, str] = {}
     for number, item in enumerate(outputs.returned):
         if item.kind == "value":
             scope[f"value{number}"] = item.value
-        leaf = f"value{number}" if item.kind == "value" else f"{item.kind}s[{item.place}]"
+        leaf = f"value{number}" if item.kind == "value" else f"{item.kind}s[{item.place!r}]"
         if item.is_data and leaf in data:
             leaf = data[leaf]
         elif item.is_data:
             data[leaf] = f"data{number}"
             leaf = f"(data{number} := {leaf}.data)"
         leaves.append(leaf)
-    return None if outputs.metadata or outputs.views else outputs.spec.expression(leaves)
+    return outputs.spec.expression(leaves)
 
 
 def _writing_first(
@@ -146,12 +194,12 @@ def _has_sizes(outputs: Outputs) -> bool:
     return has_numbers([(call.args, dict(call.kwargs)) for call in calls])
 
 
-def _finisher_by_sizes(outputs: Outputs, inputs: Sequence[TensorProxy], sizes: Sizes) -> Finisher:
+def _finisher_by_sizes(outputs: Outputs, sizes: Sizes) -> Finisher:
     @lru_cache(maxsize=64)
     def finisher_at(values: tuple[int, ...]) -> Finisher:
         binding = sizes.binding(values)
         metadata, views = concrete((outputs.metadata, outputs.views), binding)
-        return finisher(replace(outputs, metadata=metadata, views=views), inputs)
+        return partial(finish, replace(outputs, metadata=metadata, views=views))
 
     return lambda results, tensors: finisher_at(sizes.measure(tensors))(results, tensors)
 

@@ -1341,7 +1341,7 @@ def test_products_of_matrices_decide_nothing(environment: Any, fn: Callable[...,
     size = internals.new_size(environment, "x.size(0)", 7)
     with internals.new_fake_mode(environment):
         x, weight = internals.wrap(torch.empty(size, 3, 4)), internals.wrap(torch.empty(4, 4))
-        with internals.functionalization(), internals.composites_of_sizes(fn):
+        with internals.functionalization(), internals.composites_of_sizes(fn, ()):
             assert str(fn(x, weight).shape) == "torch.Size([s0, 3, 4])"
     assert {text for text, _ in internals.decided(environment)} <= {"s0 != 3"}
 
