@@ -15,6 +15,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 import switchgear as sg
 from switchgear import errors
+from switchgear_runtime.last_call import last_entry
 from tests.core.against_eager import check, numbers
 from tests.falling_back import assert_falls_back, falls_back
 from tests.oracle import differences
@@ -1459,3 +1460,33 @@ def test_what_another_loss_needs_is_watched() -> None:
         x.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             losses[1].backward()
+
+
+@pytest.mark.parametrize("how", ["grad", "grad of second order", "inputs"])
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_backward_for_some_inputs_computes_their_gradients_alone(how: str, is_leaf: bool) -> None:
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4096), torch.nn.Tanh(), torch.nn.Linear(4096, 2))
+    jitted = sg.jit(network, executors=["torch"])
+    results = []
+    for called in (network, jitted):
+        network.zero_grad()
+        leaf = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+        x = leaf if is_leaf else leaf * 2
+        y = called(x).square().sum()
+        if how == "inputs":
+            y.backward(inputs=[leaf])
+            results.append([leaf.grad])
+        else:
+            (grad,) = torch.autograd.grad(y, x, create_graph=how != "grad")
+            results.append([grad.detach()])
+            if how != "grad":
+                grad.square().sum().backward()
+                results[-1] += [leaf.grad, *[parameter.grad for parameter in network.parameters()]]
+    assert not [*differences(results[0], results[1], "gradients")]
+    bridge = last_entry(jitted).bridge
+    assert bridge is not None
+    if how == "grad of second order":
+        ((_, trace),) = bridge.backwards._differentiable.values()
+    else:
+        trace = bridge.backwards.last_backward.stages[-1]
+    assert [proxy is not None for proxy in trace.outputs].count(True) == 1

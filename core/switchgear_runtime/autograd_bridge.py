@@ -10,6 +10,7 @@ outputs, so derivatives of any order work.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
 from switchgear_core.ir.aliasing import storages
-from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.proxy import TensorProxy, hint_of
 from switchgear_core.ir.trace import Trace
 from switchgear_core.passes.pipeline import Program
 from switchgear_core.passes.programs import Training
@@ -31,6 +32,9 @@ from switchgear_runtime.one_operator import is_one_operator
 from switchgear_runtime.separate_graphs import SeparateGraphs
 
 _is_grad_enabled, _is_anomaly_enabled = torch.is_grad_enabled, torch.is_anomaly_enabled
+_needed_edges = internals.needed_edges
+#: Elements of all inputs that require grad: below, gradients take less time than asking which of them are needed.
+_SMALL = 1 << 14
 
 
 class Bridge:
@@ -60,6 +64,11 @@ class Bridge:
         )
         self.sparse = any(p is not None and p.shape and not any(p.stride) for p in outputs)
         self.saves = bool(training.saved)
+        differentiable = (proxy for proxy in training.prepared.inputs if proxy.requires_grad)
+        #: Whether gradients cost less than to find out which of them a backward needs.
+        self.is_small = (
+            sum(math.prod(map(hint_of, proxy.shape)) for proxy in differentiable) < _SMALL
+        )
         self._autocast = autocast
         self.views: tuple[int, ...] = ()
         self.take_forward(training.forward)
@@ -253,6 +262,7 @@ class Switchgear(torch.autograd.Function):
             and last.is_simple
             and last.check(*outer)
             and ctx.needs_input_grad == last.needed
+            and (bridge.is_small or all(_needed_edges(ctx, last.needed[1:])))
             and not (
                 bridge.differentiated
                 or bridge.unwatched
@@ -279,6 +289,8 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
     """Return the gradients for any combination of grad outputs."""
     bridge: Bridge = ctx.bridge
     needs = ctx.needs_input_grad[1:]
+    if torch.is_grad_enabled() or not bridge.is_small:
+        needs = _needed_edges(ctx, needs)
     if bridge.inner:
         late = getattr(ctx, "late", {}) if bridge.differentiated else {}
         grads += late.pop(internals.graph_task(), None) or (None,) * (len(bridge.inner) - 1)

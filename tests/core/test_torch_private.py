@@ -999,6 +999,35 @@ def test_graph_task() -> None:
     assert min(seen) >= 0
 
 
+@pytest.mark.parametrize(
+    ("backward", "answers"),
+    [
+        (lambda y, leaf, inner: y.backward(), (True, True, False)),
+        (lambda y, leaf, inner: y.backward(inputs=[leaf]), (True, False, False)),
+        (lambda y, leaf, inner: torch.autograd.grad(y, leaf), (True, False, False)),
+        (lambda y, leaf, inner: torch.autograd.grad(y, inner), (False, True, False)),
+    ],
+    ids=["of all", "inputs", "grad of a leaf", "grad of a result"],
+)
+def test_the_gradients_that_a_backward_needs(backward: Callable[..., object], answers: object) -> None:
+    seen: list[object] = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *factors: T) -> T:
+            return factors[0] * factors[1]
+
+        @staticmethod
+        def backward(ctx: Any, *grads: T) -> Any:
+            seen.append(internals.needed_edges(ctx, ctx.needs_input_grad))
+            return grads[0], grads[0], None
+
+    leaf, inner = numbers(2, grad=True), numbers(2, grad=True) * 2
+    y: T = Product.apply(leaf, inner, numbers(2))  # type: ignore[no-untyped-call]
+    backward(y.sum(), leaf, inner)
+    assert seen == [answers]
+
+
 def test_fastest_entry() -> None:
     x = numbers(3)
     entry = internals.fastest_entry(aten.add.Tensor)

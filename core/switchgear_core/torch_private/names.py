@@ -60,6 +60,7 @@ _BY_USE = {
         torch._C._is_multithreading_enabled
         torch.Tensor._base torch.Tensor._is_view torch.Tensor._version torch._C._autograd.CreationMeta.MULTI_OUTPUT_NODE
         torch._C._autograd._get_creation_meta torch._C._current_graph_task_id torch._C._set_grad_enabled
+        torch._C._will_engine_execute_node
         torch.autograd.forward_ad._current_level torch.autograd.graph._engine_run_backward
         torch._C._autograd._top_saved_tensors_default_hooks torch._C._autograd._pop_saved_tensors_default_hooks
         torch._C._autograd._push_saved_tensors_default_hooks
