@@ -11,10 +11,10 @@ Hooks receive a `Registry`, a `Region` and a `RegionContext`, and return an `Imp
 
 from switchgear_core.ir.choice import Choice, Implementation, Saved
 from switchgear_core.machine import surroundings
-from switchgear_core.progress import Progress
 from switchgear_core.registry.hookspecs import RegionContext
 from switchgear_core.registry.region import Region, RegionChoice
 from switchgear_core.registry.registry import Registry
+from switchgear_runtime.progress import Progress
 
 __all__ = [
     "Choice",

@@ -75,3 +75,8 @@ def twin(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor
     reach = sum((size - 1) * stride for size, stride in steps) + 1 if tensor.numel() else 0
     memory = tensor.detach().as_strided((reach,), (1,)).to(dtype or tensor.dtype, copy=True)
     return memory.as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's memory; 0 if there is none."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0

@@ -23,7 +23,7 @@ import torch
 from switchgear_core import disk_cache
 from switchgear_core.errors import InvalidInput
 from switchgear_core.machine import machine
-from switchgear_core.progress import Progress
+from switchgear_runtime.progress import Progress
 
 _MANIFEST = "manifest.json"
 _FORMAT = 2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -21,23 +21,18 @@ from switchgear_core.errors import (
     SwitchgearError,
 )
 from switchgear_core.ir.naming import symbols_of
-from switchgear_core.nesting import map_tensors, tensors_in, twin
+from switchgear_core.nearness import mismatch
+from switchgear_core.nesting import map_tensors, memory_of, tensors_in, twin
 from switchgear_core.registry.executor import Executor
 from switchgear_core.registry.hookspecs import PassPlacement
+from switchgear_core.registry.isolation import restoring, states
 from switchgear_core.registry.plugin import Plugin
 from switchgear_core.registry.plugins import installed
 from switchgear_core.registry.registry import GradRule, ImplementationEntry, Table
 from switchgear_core.torch_private import new_fake_mode
 from switchgear_runtime.last_call import compiler_of
-from switchgear_tools.testing.comparison import (
-    Derivatives,
-    derivatives,
-    differences,
-    is_random,
-    stride_differences,
-    surroundings,
-)
-from switchgear_tools.testing.samples import Sample, samples_of, variants
+from switchgear_tools.testing.comparison import Derivatives, derivatives, unlike
+from switchgear_tools.testing.samples import Sample, is_random, samples_of, variants
 
 #: The most failures that are told of an operator.
 _TOLD = 5
@@ -115,13 +110,8 @@ def check_region(executor: Executor | str, function: Callable[..., object], *arg
         Failures: results differ, or the executor compiles no region.
     """
     name = executor if isinstance(executor, str) else executor.name
-    sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
     options = {"executors": [executor, "torch"], "check": True}
-    try:
-        failures = [*filter(None, _compared(sample, options, name, "execution"))]
-    except _Declined as error:
-        failures = [f"no region was taken: {error}"]
-    _raise(f"regions of {name}", [f"{sample}: {text}" for text in failures])
+    _check_function(f"regions of {name}", function, args, options, name)
 
 
 def check_pass(placement: PassPlacement, function: Callable[..., object], *args: object) -> None:
@@ -135,11 +125,23 @@ def check_pass(placement: PassPlacement, function: Callable[..., object], *args:
     Raises:
         Failures: results differ.
     """
-
-    sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
     options = {"executors": ["torch"], "passes": [placement]}
-    failures = [f"{sample}: {text}" for text in _compared(sample, options) if text]
-    _raise(f"pass {placement.name}", failures)
+    _check_function(f"pass {placement.name}", function, args, options)
+
+
+def _check_function(
+    what: str,
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    options: dict[str, Any],
+    name: str = "",
+) -> None:
+    sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
+    try:
+        failures = [f"{sample}: {text}" for text in _run_twice(sample, options, name) if text]
+    except _Declined as error:
+        failures = [f"no region was taken: {error}"]
+    _raise(what, failures)
 
 
 def check_plugin(name: str, samples: Mapping[object, Sequence[Sample]] | None = None) -> None:
@@ -293,50 +295,56 @@ def _implementation(
         _require(jitted, name, "execution", symbol)
         yield ""
         return
-    failures = [*_compared(plain, options | {"check": True}, name, "execution", symbol)]
+    failures = [*_run_twice(plain, options | {"check": True}, name, symbol)]
     yield from failures
     if not any(failures):
         yield from _in_threads(plain, options)
 
 
-def _compared(
-    sample: Sample, options: dict[str, Any], name: str = "", kind: str = "", symbol: str = ""
+def _run_twice(
+    sample: Sample, options: dict[str, Any], name: str, symbol: str = ""
 ) -> Iterator[str]:
-    """How two jitted calls differ from eager's; an empty text if they do not."""
+    """Yield how two jitted calls differ from eager mode; an empty text if they do not."""
     jitted = sg.jit(sample.function, **options)
     slots = [place for place, tensor in enumerate(sample.tensors()) if tensor.requires_grad]
     expected = derivatives(sample, sample.function, slots, 1)
+    require = partial(_require, jitted, name, "execution", symbol) if name else lambda: None
     torch.manual_seed(0)
-    before = surroundings()
-    failures: list[str] = []
-    for _ in range(2):
-        try:
-            results = derivatives(sample, jitted, slots, 1)
-        except Exception as error:
-            _require_without(sample, slots, 1, error)
-            yield f"{type(error).__name__}: {error}"
-            return
-        if name:
-            _require(jitted, name, kind, symbol)
-        failures += [*differences(results, expected, slots, sample)]
-        failures += [] if failures else [*stride_differences(results, expected)]
-    if not failures:
-        failures = [
-            f"it changed {what}" for what, value in surroundings().items() if value != before[what]
-        ]
-    yield from failures or [""]
+    with restoring([state for state in states() if not state.is_minor]) as changed:
+        texts = [*_compared(sample, jitted, slots, expected, require)]
+        texts += [] if any(texts) else _compared(sample, jitted, slots, expected, require)
+    wrong = [text for text in texts if text]
+    yield from wrong or [f"it changed {state.name}" for state in changed] or [""]
+
+
+def _compared(
+    sample: Sample,
+    jitted: Any,
+    slots: Sequence[int],
+    expected: Derivatives,
+    require: Callable[[], None],
+) -> Iterator[str]:
+    """Yield how derivatives of a jitted function differ; an empty text if they do not."""
+    orders = len(expected) - 1
+    try:
+        results = derivatives(sample, jitted, slots, orders)
+    except Exception as error:
+        _require_without(sample, slots, orders, error)
+        if compiler_of(jitted).last is not None:
+            require()
+        hint = "; if that is meant, check_rule(..., orders=1)"
+        yield f"{type(error).__name__}: {error}{hint * isinstance(error, NotDifferentiable)}"
+        return
+    require()
+    yield from [*unlike(results, expected, slots, sample)] or [""]
 
 
 def _making(sample: Sample) -> Sample:
     """The call with copies of its results where those are views of arguments, which a program leaves to its caller."""
     call = sample.mapped(twin)
-    memory = {_memory(tensor) for tensor in call.tensors()} - {0}
-    viewing = any(_memory(tensor) in memory for tensor in tensors_in(call()))
+    memory = {memory_of(tensor) for tensor in call.tensors()} - {0}
+    viewing = any(memory_of(tensor) in memory for tensor in tensors_in(call()))
     return sample.then(partial(map_tensors, torch.clone)) if viewing else sample
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _double(tensor: torch.Tensor) -> torch.dtype | None:
@@ -388,23 +396,11 @@ def _differentiated(
         yield from _by_differences(sample, jitted, slots, require)
     if len(expected) < 2:
         return
-    try:
-        results = derivatives(sample, jitted, slots, len(expected) - 1)
-    except Exception as error:
-        _require_without(sample, slots, len(expected) - 1, error)
-        if compiler_of(jitted).last is not None:
-            require()
-        hint = "; if that is meant, check_rule(..., orders=1)" * isinstance(
-            error, NotDifferentiable
-        )
-        yield f"{type(error).__name__}: {error}{hint}"
-        return
-    require()
-    drawn = any(differences(results[:1], expected[:1], (), sample)) and is_random(sample)
-    if drawn:  # a rule may draw numbers of its own, on which its derivative depends
-        yield from _by_differences(sample, jitted, slots, require)
-    else:
-        yield from [*differences(results, expected, slots, sample)] or [""]
+    texts = [*_compared(sample, jitted, slots, expected, require)]
+    if any(texts) and is_random(sample):
+        # a rule may draw numbers of its own, on which its derivative depends
+        texts = [*_by_differences(sample, jitted, slots, require)]
+    yield from texts
 
 
 def _by_differences(
@@ -440,25 +436,20 @@ def _pytorchs(sample: Sample, slots: Sequence[int], orders: int) -> Derivatives:
 
 
 def _in_threads(sample: Sample, options: dict[str, Any]) -> Iterator[str]:
-    """How results in two threads at once differ from eager's."""
+    """Yield how results in two threads at once differ from eager mode."""
     jitted = sg.jit(sample.function, **options)
     expected = derivatives(sample, sample.function, (), 0)
-    wrong: list[str] = []
 
-    def run() -> None:
+    def run(_: int) -> list[str]:
         try:
-            for _ in range(3):
-                copied = sample.mapped(twin)
-                results = [[*tensors_in(jitted(*copied.args, **copied.kwargs))]]
-                wrong.extend(differences([*results], expected, (), sample))
+            copies = [sample.mapped(twin) for _ in range(3)]
+            results = [[*tensors_in(jitted(*one.args, **one.kwargs))] for one in copies]
+            return [text for one in results for text in unlike([one], expected, (), sample)]
         except Exception as error:
-            wrong.append(f"{type(error).__name__}: {error}")
+            return [f"{type(error).__name__}: {error}"]
 
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        wrong = itertools.chain(*pool.map(run, range(2)))
     yield from (f"in two threads at once: {text}" for text in dict.fromkeys(wrong))
 
 
@@ -482,9 +473,8 @@ def _require_true_metadata(sample: Sample) -> None:
     with contextlib.suppress(Exception), mode:  # not all can be called on fakes
         fakes = [*tensors_in(sample.mapped(mode.from_tensor)())]
     for fake, real in zip(fakes, tensors_in(sample.mapped(twin)()), strict=False):
-        if (fake.shape, fake.dtype) != (real.shape, real.dtype):
-            real_type, fake_type = ((tensor.dtype, tuple(tensor.shape)) for tensor in (real, fake))
-            raise _Declined(f"PyTorch's kernel gives {real_type}, its own fake of it {fake_type}")
+        if text := mismatch(real, fake):
+            raise _Declined(f"PyTorch's kernel and its own fake of it differ: {text}")
 
 
 def _require(jitted: object, name: str, kind: str, symbol: str) -> None:
