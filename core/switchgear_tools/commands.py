@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 from dataclasses import asdict
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from switchgear_core.torch_private.names import PRIVATE_NAMES, surroundings
 from switchgear_tools import TRUST
 from switchgear_tools.bisecting import bisect, described
 from switchgear_tools.caching import cache_use, clear_cache, export_cache, import_cache
-from switchgear_tools.columns import show
-from switchgear_tools.doctor import BEHAVIOURS, diagnosis
-from switchgear_tools.explain import explain_before
+from switchgear_tools.columns import table
+from switchgear_tools.doctor import diagnosis
+from switchgear_tools.explain import explain_before, missing_arguments
 from switchgear_tools.loading import loaded, of_the_user
 from switchgear_tools.operators import operator_rows
 from switchgear_tools.testing.checks import plugin_checks
@@ -57,10 +57,8 @@ def _plugins(chosen: argparse.Namespace) -> int:
     elif not report:
         print("no plugin is installed")
     else:
-        show(
-            ("plugin", "distribution", "version", "status", "executors", "remarks"),
-            [_columns_of(status) for status in report],
-        )
+        header = ("plugin", "distribution", "version", "status", "executors", "remarks")
+        print(table(header, [*map(_columns_of, report)]))
         for status in report if chosen.verbose else ():
             for text in (*status.notes, status.traceback):
                 if text:
@@ -85,20 +83,15 @@ def _operators(chosen: argparse.Namespace) -> int:
         row
         for row in everything
         if chosen.name in row.operator
-        and chosen.executor in (None, *row.implemented_by, *row.differentiated_by)
+        and chosen.executor in (None, *itertools.chain(*row.owners()))
     ]
     if chosen.json:
         _say(chosen, "", operators=[asdict(row) for row in rows])
     elif rows and chosen.name:
         print("\n".join(map(str, rows)))
     elif rows:
-        show(
-            ("operator", "implemented by", "differentiated by"),
-            [
-                (row.operator, ", ".join(row.implemented_by), ", ".join(row.differentiated_by))
-                for row in rows
-            ],
-        )
+        cells = [(row.operator, *map(", ".join, row.owners())) for row in rows]
+        print(table(("operator", "implemented by", "differentiated by"), cells))
     else:
         hint = did_you_mean(chosen.name, [row.operator for row in everything])
         subject, which = chosen.executor or "no plugin", f"with {chosen.name!r} in its name"
@@ -119,12 +112,10 @@ def _explain(chosen: argparse.Namespace) -> int:
         with of_the_user(place):
             arguments = make()
     else:
-        try:
-            signature(getattr(function, "forward", function)).bind()
-        except (TypeError, ValueError) as error:
+        if missing := missing_arguments(function):
             raise InvalidInput(
-                f"{chosen.function}: {error}; give --inputs, the name of a function that makes the arguments"
-            ) from error
+                f"{chosen.function}: {missing}; give --inputs, the name of a function that makes the arguments"
+            )
     if not isinstance(arguments, (tuple, dict)):
         arguments = (arguments,)
     options: Defaults = {"executors": executors_in(chosen.executors)} if chosen.executors else {}
@@ -182,7 +173,7 @@ def _test(chosen: argparse.Namespace) -> int:
 def _doctor(chosen: argparse.Namespace) -> int:
     crashed = [f"plugin {entry.name} ({entry.value}): {why}" for entry, why in crashes().items()]
     faults = [*crashed, *diagnosis()]
-    checked = f"{len(PRIVATE_NAMES)} private names and {len(BEHAVIOURS)} behaviours of PyTorch"
+    checked = f"{len(PRIVATE_NAMES)} private names of PyTorch, and gradients"
     text = "\n".join([surroundings(), *(faults or [f"OK: {checked} checked"])])
     _say(chosen, text, surroundings=surroundings(), faults=faults)
     return int(bool(faults))

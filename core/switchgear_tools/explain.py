@@ -80,7 +80,11 @@ def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     if not (args or kwargs):
         if isinstance(function, (JitFunction, JitModule)):
             return Explanation(_facts_after(compiler_of(function)))
-        _check_arguments(function)
+        if missing := missing_arguments(function):
+            raise TypeError(
+                f"sg.explain(f) takes a jitted function, got a {type(function).__name__}: jit it (f = sg.jit(f)) and "
+                f"call that, or pass the arguments of a call too, sg.explain(f, *args) ({missing})"
+            )
     return explain_before(function, *args, **kwargs)
 
 
@@ -89,14 +93,13 @@ def explain_before(function: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     return Explanation(facts_before(function, args, kwargs))
 
 
-def _check_arguments(function: Any) -> None:
+def missing_arguments(function: Any) -> str:
+    """Return why a function cannot be called without arguments; empty if it can."""
     try:
         inspect.signature(getattr(function, "forward", function)).bind()
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"sg.explain(f) takes a jitted function, got a {type(function).__name__}: jit it (f = sg.jit(f)) and call "
-            f"that, or pass the arguments of a call too, sg.explain(f, *args) ({error})"
-        ) from None
+        return str(error)
+    return ""
 
 
 def _facts_after(compiler: Compiler) -> Facts:
