@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from switchgear.progress import Progress
 from switchgear_runtime.compiler import Compiler
 from switchgear_runtime.entry import Entry
 from switchgear_runtime.last_call import compiler_of
-from switchgear_runtime.progress import Progress
 
 
 def wait(jitted: object, timeout: float | None = None) -> str:
