@@ -67,13 +67,13 @@ def map_instances(
     return value
 
 
-def twin(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a copy without history, of equal strides, in memory of its own; of another dtype if given."""
+def twin(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy without history, of equal strides, in memory of its own."""
     if tensor.layout is not torch.strided:
-        return tensor.detach().clone().to(dtype or tensor.dtype)
+        return tensor.detach().clone()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     reach = sum((size - 1) * stride for size, stride in steps) + 1 if tensor.numel() else 0
-    memory = tensor.detach().as_strided((reach,), (1,)).to(dtype or tensor.dtype, copy=True)
+    memory = tensor.detach().as_strided((reach,), (1,)).clone()
     return memory.as_strided(tensor.shape, tensor.stride(), 0)
 
 
