@@ -75,7 +75,7 @@ class Profile(Shown):
 
     def __repr__(self) -> str:
         total = self.seconds or 1
-        header = ("share", "ms", "bytes", "executor", "pass", "line")
+        header = (" share", "      ms", "      bytes", "executor", "pass", "line")
         rows = [
             (
                 f"{line.seconds / total:.1%}",
