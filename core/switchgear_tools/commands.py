@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, astuple, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,12 @@ from switchgear_tools.columns import table
 from switchgear_tools.doctor import diagnosis
 from switchgear_tools.explain import explain_before, missing_arguments
 from switchgear_tools.loading import loaded, of_the_user
-from switchgear_tools.operators import operator_rows
+from switchgear_tools.operators import Registration, registrations
 from switchgear_tools.testing.checks import plugin_checks
 from switchgear_tools.testing.template import new_plugin
 
 #: The number of the schema of `--json`; `explain` has its own schema.
-SCHEMA = 1
+SCHEMA = 2
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -78,20 +77,16 @@ def _operators(chosen: argparse.Namespace) -> int:
     plugins = installed()
     if chosen.executor is not None:
         order.installed(plugins, chosen.executor)
-    everything = operator_rows(plugins)
+    everything = registrations(plugins)
     rows = [
         row
         for row in everything
-        if chosen.name in row.operator
-        and chosen.executor in (None, *itertools.chain(*row.owners()))
+        if chosen.name in row.operator and chosen.executor in (None, row.owner)
     ]
     if chosen.json:
         _say(chosen, "", operators=[asdict(row) for row in rows])
-    elif rows and chosen.name:
-        print("\n".join(map(str, rows)))
     elif rows:
-        cells = [(row.operator, *map(", ".join, row.owners())) for row in rows]
-        print(table(("operator", "implemented by", "differentiated by"), cells))
+        print(table([field.name for field in fields(Registration)], [*map(astuple, rows)]))
     else:
         hint = did_you_mean(chosen.name, [row.operator for row in everything])
         subject, which = chosen.executor or "no plugin", f"with {chosen.name!r} in its name"
