@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from switchgear_core.registry.selection import Selection
 from switchgear_runtime.compiler import Compiler
 from switchgear_runtime.entry import Entry
 from switchgear_runtime.jitted import JitFunction, JitModule
@@ -107,7 +107,9 @@ def _facts_after(compiler: Compiler) -> Facts:
     entries = [*_shown(compiler)]
     calls = _calls(compiler)
     is_told = bool(entries or calls.fallbacks or not calls.total)
-    notes = [note for entry, graph in entries for note in _notes(entry, selection, graph)]
+    remarks = selection.parts.answers("switchgear_remarks", selection=selection) if entries else ()
+    notes = [*chain.from_iterable(remarks)]
+    notes += [note for entry, graph in entries for note in _notes(entry, graph)]
     programs = [item for entry, graph in entries for item in programs_of(entry, selection, graph)]
     return Facts(
         compiler.name,
@@ -115,7 +117,7 @@ def _facts_after(compiler: Compiler) -> Facts:
         calls,
         "" if is_told else f"nothing is compiled: {why_no_entry(compiler)}",
         tuple(programs),
-        (*_remarks(selection), *notes) if entries else (),
+        tuple(notes),
         tuple([value for entry, _ in entries for value in saved_by(entry)]),
         sum(bytes_in_eager(entry, selection) for entry, _ in entries),
         tuple([line for entry, _ in entries for line in sizes_of(entry)]),
@@ -135,12 +137,7 @@ def _shown(compiler: Compiler) -> Iterator[tuple[Entry, str]]:
                 yield graph.compiler.last, graph.line or f"graph {number}"
 
 
-def _remarks(selection: Selection) -> Iterator[str]:
-    for lines in selection.parts.answers("switchgear_remarks", selection=selection):
-        yield from lines
-
-
-def _notes(entry: Entry, selection: Selection, graph: str) -> Iterator[str]:
+def _notes(entry: Entry, graph: str) -> Iterator[str]:
     place = f"{graph}: " if graph else ""
     for line in progress_of(entry):
         yield f"{place}{line}"
