@@ -20,7 +20,7 @@ LEFT_OUT = {
     "make demo": "installs packages; `test_examples.py` runs the demo",
     "make test": "installs packages and runs all tests, this one too",
     "pip install torch": "installs",
-    'pip install ".[terminal]"': "installs; `scripts/check_wheel.py` does so in an empty environment",
+    "pip install .": "installs; `scripts/check_wheel.py` does so in an empty environment",
     'pip install --editable switchgear-relu6x "switchgear[testing]"': "installs; `installed` stands in for it",
     "python -m benchmarks": "measures for an hour; `test_benchmarks.py` runs each benchmark",
     "python -m benchmarks throughput --workloads gpt2 mlp/step --contestants eager compile switchgear-torch": (

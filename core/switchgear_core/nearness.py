@@ -1,17 +1,78 @@
-"""Nearness: tolerances for results compared with PyTorch's operators, which are not exact themselves."""
+"""Nearness: the comparison of results with those of PyTorch's operators, which are not exact themselves."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
-from switchgear_core.nesting import map_tensors, tensors_in
+from switchgear_core.nesting import tensors_in
 
+#: Results by the names that messages use; None is zero.
+Named: TypeAlias = Mapping[str, torch.Tensor | None]
 #: The limit on the error of a result with another order of sums, as a multiple of the error of PyTorch's operators.
 _TIMES = 10
+
+
+def named(results: object, skipped: Collection[int] = ()) -> dict[str, torch.Tensor]:
+    """Return the tensors of a result by name, without those at the places `skipped`."""
+    places = enumerate(tensors_in(results))
+    return {f"result {place}": tensor for place, tensor in places if place not in skipped}
+
+
+def differences(
+    results: Named,
+    expected: Named,
+    exactly: Callable[[], Named] = dict,
+    inputs: Sequence[torch.Tensor] = (),
+) -> Iterator[str]:
+    """Yield how results differ from those of PyTorch's operators, a sentence for each.
+
+    Args:
+        results: the results.
+        expected: the results of PyTorch's operators.
+        exactly: the same computation in float64, called if results differ; it may raise.
+        inputs: the inputs of the computation.
+    """
+    exact: Named | None = None
+    for name in {**expected, **results}:
+        if name not in expected or name not in results:
+            yield f"{name} is {'missing' if name in expected else 'not one of PyTorch'}"
+            continue
+        ours, base = results[name], expected[name]
+        pair = [tensor for tensor in (ours, base) if tensor is not None]
+        if not pair:
+            continue
+        ours, base = (torch.zeros_like(pair[0]) if it is None else it for it in (ours, base))
+        if text := mismatch(ours, base):
+            yield f"{name} has {text}"
+            continue
+        ours, base = dense(ours), dense(base)
+        if torch.allclose(ours, base, *tolerances(base), equal_nan=True):
+            continue
+        if exact is None:
+            exact = {}
+            with contextlib.suppress(Exception), torch.random.fork_rng(devices=()):
+                exact = exactly()
+        near, most = tolerances(base, exact.get(name), inputs)
+        if not torch.allclose(ours, base, near, most, equal_nan=True):
+            wide = torch.promote_types(base.dtype, torch.float32)
+            off = float((ours.to(wide) - base.to(wide)).abs().max())
+            shown = f"expected {_shown(expected[name])}, got {_shown(results[name])}"
+            yield f"{name} differs from PyTorch's operators by up to {off:.3g}, with {most:.3g} allowed: {shown}"
+
+
+def mismatch(result: torch.Tensor, expected: Any) -> str:
+    """Return how the metadata of a result differ from those of a tensor or proxy; empty if equal."""
+    mine = {"shape": tuple(result.shape), "dtype": result.dtype, "device": result.device}
+    theirs = {"shape": tuple(expected.shape), "dtype": expected.dtype, "device": expected.device}
+    return "; ".join(
+        f"{what} {mine[what]}, expected {theirs[what]}"
+        for what in mine
+        if mine[what] != theirs[what]
+    )
 
 
 def tolerances(
@@ -37,16 +98,8 @@ def tolerances(
     if expected.dtype in (torch.float64, torch.complex128):
         most = near * max(_largest(expected), *map(_largest, inputs), 0.0)
     elif exact is not None and exact.shape == expected.shape:
-        most += _TIMES * _largest(expected.to(exact.dtype) - exact)
+        most += _TIMES * _largest(expected.to(exact.dtype) - dense(exact))
     return near, most
-
-
-def in_float64(function: Callable[..., object], nest: Any) -> list[torch.Tensor | None]:
-    """Return the tensors that a function gives for `(args, kwargs)` widened to float64; empty where it fails."""
-    with contextlib.suppress(Exception):
-        args, kwargs = map_tensors(widened, nest)
-        return [*tensors_in(function(*args, **kwargs))]
-    return []
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -56,10 +109,21 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
 
 
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the layout `torch.strided`."""
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
 def _largest(tensor: torch.Tensor) -> float:
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
+    tensor = dense(tensor)
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return 0.0
     finite = tensor[torch.isfinite(tensor)].abs()
     return float(finite.max()) if finite.numel() else 0.0
+
+
+def _shown(tensor: torch.Tensor | None) -> str:
+    if tensor is None:
+        return "None"
+    shown = ", ".join(f"{value:.6g}" for value in dense(tensor).detach().flatten()[:6].tolist())
+    return f"[{shown}{', ...' if tensor.numel() > 6 else ''}]"

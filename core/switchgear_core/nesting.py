@@ -67,11 +67,16 @@ def map_instances(
     return value
 
 
-def twin(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a copy without history, of equal strides, in memory of its own; of another dtype if given."""
+def twin(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy without history, of equal strides, in memory of its own."""
     if tensor.layout is not torch.strided:
-        return tensor.detach().clone().to(dtype or tensor.dtype)
+        return tensor.detach().clone()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     reach = sum((size - 1) * stride for size, stride in steps) + 1 if tensor.numel() else 0
-    memory = tensor.detach().as_strided((reach,), (1,)).to(dtype or tensor.dtype, copy=True)
+    memory = tensor.detach().as_strided((reach,), (1,)).clone()
     return memory.as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's memory; 0 if there is none."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0

@@ -22,8 +22,8 @@ from switchgear_core.ir.printing import BOXED
 from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.purity import uninitialised
 from switchgear_core.ir.symbol import BoundSymbol, map_proxies
-from switchgear_core.nearness import in_float64, tolerances
-from switchgear_core.nesting import map_tensors, tensors_in, twin
+from switchgear_core.nearness import Named, dense, differences, mismatch, named, widened
+from switchgear_core.nesting import map_tensors, memory_of, tensors_in, twin
 from switchgear_core.passes.pipeline import Program
 from switchgear_core.record.sizes import has_numbers
 from switchgear_core.record.tracker import version_of
@@ -129,9 +129,9 @@ class _Arguments:
 
 def _shared(program: Program, item: BoundSymbol, before: _Arguments, result: object) -> str:
     """Describe the memory that a result shares and must not share; empty if none."""
-    holders = {place: "with an argument" for place in map(_memory, before.alive) if place}
+    holders = {place: "with an argument" for place in map(memory_of, before.alive) if place}
     for index, tensor in enumerate(tensors_in(result)):
-        place = _memory(tensor)
+        place = memory_of(tensor)
         if place in holders and not _may_share(program, item):
             return f"result {index} shares memory {holders[place]}; where the operator makes a new tensor, so must it"
         if place:
@@ -165,11 +165,6 @@ def _lies(tensor: torch.Tensor, stride: tuple[int, ...]) -> bool:
     return all(size == 1 or step == expected for size, step, expected in steps)
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's memory; 0 if there is none."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
 def _may_share(program: Program, item: BoundSymbol) -> bool:
     """Check whether PyTorch's operators would return views, or arguments themselves."""
     if item.subsymbols:  # a region
@@ -193,33 +188,30 @@ def _different(
     """Describe how values differ from PyTorch's operators, or from another run; empty if equal."""
     assert item.implementation is not None
     garbage = uninitialised([item])
-    is_garbage = [proxy.name in garbage for proxy in item.outputs]
+    skipped = {
+        place
+        for place, proxy in enumerate(item.outputs)
+        if proxy.name in garbage or proxy.shape == (0,)
+    }
+    ours = named(result, skipped)
     args, kwargs = map_tensors(twin, copies)
-    repeat = item.implementation.fn(*args, **kwargs)
-    for index, (a, b) in enumerate(zip(tensors_in(result), tensors_in(repeat), strict=True)):
-        if not (is_garbage[index] or _equal(a, b)):
-            return f"result {index} differs between two runs on the same arguments"
+    again = named(item.implementation.fn(*args, **kwargs), skipped)
+    for name, tensor in ours.items():
+        if not _equal(tensor, again[name]):
+            return f"{name} differs between two runs on the same arguments"
     args, kwargs = copies
-    nest = tuple(args[0] if item.implementation.boxed else args), kwargs
-    exact = in_float64(item.symbol.fn, map_tensors(twin, nest))
-    inputs = [*tensors_in(map_tensors(twin, nest))]
-    expected = item.symbol.fn(*nest[0], **kwargs)
-    for index, (a, b) in enumerate(zip(tensors_in(result), tensors_in(expected), strict=True)):
-        if is_garbage[index] or b.shape == (0,) or b.layout is not torch.strided:
-            continue
-        near, most = tolerances(b, exact[index] if exact else None, inputs)
-        try:
-            torch.testing.assert_close(a, b, rtol=near, atol=most, equal_nan=True)
-        except AssertionError as error:
-            message = str(error).replace("\n\n", "\n").replace("\n", "; ").rstrip("; ")
-            return f"result {index} differs from PyTorch's operators: {message}"
-    return ""
+    args = tuple(args[0]) if item.implementation.boxed else args
+
+    def exactly() -> Named:
+        wide, options = map_tensors(widened, (args, kwargs))
+        return named(item.symbol.fn(*wide, **options), skipped)
+
+    expected = named(item.symbol.fn(*map_tensors(twin, args), **map_tensors(twin, kwargs)), skipped)
+    return next(differences(ours, expected, exactly, [*tensors_in((args, kwargs))]), "")
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    if first.layout is not torch.strided:
-        first, second = first.to_dense(), second.to_dense()
-    return bool(torch.allclose(first, second, rtol=0, atol=0, equal_nan=True))
+    return torch.allclose(dense(first), dense(second), rtol=0, atol=0, equal_nan=True)
 
 
 def _unexpected(output: object, result: object, place: str = "its result") -> str:
@@ -244,16 +236,8 @@ def _unexpected(output: object, result: object, place: str = "its result") -> st
     # strides are all 0 where the operator makes a sparse tensor
     if result.layout is not torch.strided and any(output.stride):
         return f"{place} has layout {result.layout}, expected {torch.strided}"
-    pairs = (
-        (what, getattr(output, what), getattr(result, what))
-        for what in ("shape", "dtype", "device")
-    )
-    wrong = [
-        f"{what} {tuple(is_) if what == 'shape' else is_}, expected {expected}"
-        for what, expected, is_ in pairs
-        if is_ != expected
-    ]
-    return f"{place} has {'; '.join(wrong)}" if wrong else ""
+    text = mismatch(result, output)
+    return f"{place} has {text}" if text else ""
 
 
 def _failure(program: Program, item: BoundSymbol, what: str) -> ExecutorFailed:

@@ -16,7 +16,6 @@ from torch import nn
 
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import InvalidInput, Unsupported, did_you_mean
-from switchgear_core.patches import caller
 from switchgear_core.record.guards import OtherData
 from switchgear_core.record.recorder import active_recorder
 from switchgear_core.showing import Shown, as_html, limited
@@ -86,25 +85,6 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
         raise
 
 
-class _asked_by:
-    """A special method visible to code of one module alone, not to a wrapper that forwards unknown attributes.
-
-    Otherwise `copy.deepcopy` of such a wrapper would return a copy of the wrapped function.
-    """
-
-    def __init__(self, module: str) -> None:
-        self._module = module
-
-    def __call__(self, method: Callable[..., Any]) -> Any:
-        self._method = method
-        return self
-
-    def __get__(self, instance: object, owner: type | None = None) -> Any:
-        if caller(1) != self._module:
-            raise AttributeError(self._method.__name__)
-        return self._method.__get__(instance, owner)
-
-
 class JitFunction(Shown):
     """A function that runs as compiled traces; calls like the original.
 
@@ -127,18 +107,6 @@ class JitFunction(Shown):
         name = getattr(function, "__qualname__" if is_code else "__name__", type(function).__name__)
         return f"<sg.jit({name}): {self._switchgear.state()}>"
 
-    @_asked_by("torch.jit._script")
-    def __prepare_scriptable__(self) -> Callable[..., object]:
-        return self._switchgear.function
-
-    @_asked_by("copy")
-    def __deepcopy__(self, memo: dict[int, Any]) -> JitFunction:
-        function = self._switchgear.function
-        twin = copy.deepcopy(function, memo)
-        # functions are copied as themselves, methods with their instance, perhaps the holder of this object
-        jitted = self if twin is function else memo.get(id(self))
-        return self._switchgear_rejit(twin) if jitted is None else jitted
-
     def __reduce__(self) -> str | tuple[object, ...]:
         function = self._switchgear.function
         if _named(function) is self:
@@ -146,7 +114,8 @@ class JitFunction(Shown):
                 function.__qualname__
             )  # a decorated function, which pickle finds in the place of the original
         if isinstance(function, types.MethodType) and _is_own(function):
-            return _method, (self._switchgear_rejit, function.__self__, function.__name__)
+            method = functools.partial(_method, self._switchgear_rejit)
+            return method, (function.__self__, function.__name__)
         return self._switchgear_rejit, (function,)
 
 
@@ -189,10 +158,6 @@ class JitModule:
     _switchgear_forward: Callable[..., Any] | None
     _switchgear_methods: dict[str, JitFunction]
 
-    @_asked_by("torch.jit._script")
-    def __prepare_scriptable__(self) -> nn.Module | None:
-        return self._switchgear.module
-
     def __reduce__(self) -> tuple[object, ...]:
         arguments = self._switchgear_rejit, (self._switchgear.module,)
         forward = self._switchgear_forward
@@ -201,15 +166,13 @@ class JitModule:
     def __setstate__(self, forward: Callable[..., object]) -> None:
         object.__setattr__(self, "_switchgear_forward", forward)
 
-    @_asked_by("copy")
-    def __deepcopy__(self, memo: dict[int, Any]) -> object:
-        module = copy.deepcopy(self._switchgear.module, memo)
-        if id(self) in memo:
-            return memo[id(self)]  # the module holds this object
-        twin = memo[id(self)] = self._switchgear_rejit(module)
-        if self._switchgear_forward is not None:
-            twin.__setstate__(copy.deepcopy(self._switchgear_forward, memo))
-        return twin
+
+def _deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    """Copy a jitted module whose class has a `__deepcopy__`; other classes are copied as `__reduce__` says."""
+    twin = memo[id(self)] = self._switchgear_rejit(copy.deepcopy(self._switchgear.module, memo))
+    if self._switchgear_forward is not None:
+        twin.__setstate__(copy.deepcopy(self._switchgear_forward, memo))
+    return twin
 
 
 class _Forward:
@@ -317,6 +280,8 @@ def jitted_class(kind: type[nn.Module], methods: Sequence[str] = ()) -> type[Any
     if kind.__call__ is _CALL:
         attributes["__call__"] = _direct_call(kind)
     attributes["__new__"] = _original_new(kind)
+    if hasattr(kind, "__deepcopy__"):
+        attributes["__deepcopy__"] = _deepcopy
     if not hasattr(kind, "_repr_html_"):
         attributes["_repr_html_"] = _module_as_html
     if getattr(kind, "cls_to_become", None) is not None:

@@ -6,32 +6,29 @@ An archive holds code that runs as the importing user. Every entry is checked be
 from __future__ import annotations
 
 import contextlib
-import gzip
-import io
 import json
 import os
 import shutil
-import tarfile
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from switchgear.progress import Progress
 from switchgear_core import disk_cache
 from switchgear_core.errors import InvalidInput
 from switchgear_core.machine import machine
-from switchgear_core.progress import Progress
 
 _MANIFEST = "manifest.json"
-_FORMAT = 2
+_FORMAT = 3
 #: Limits of an archive and of one entry in an archive, in bytes.
 _LARGEST, _LARGEST_ENTRY = 1 << 33, 1 << 28
 _MOST = 100_000
-#: More than the padding at the end of a tar file, in bytes.
-_ROOM = 1 << 16
+_BROKEN = (zipfile.BadZipFile, zlib.error)
 
 
 class CacheUse(NamedTuple):
@@ -64,7 +61,7 @@ def clear_cache() -> CacheUse | None:
 
 def export_cache(file: Path) -> int:
     """Put the sound entries into an archive; return their number. Raises `InvalidInput`."""
-    manifest = json.dumps({"format": _FORMAT, "machine": _machine()}).encode()
+    manifest = json.dumps({"format": _FORMAT, "machine": _machine()})
     entries = [entry for entry in disk_cache.everything() if disk_cache.ENTRY.fullmatch(entry.name)]
     count, new = 0, None
     try:
@@ -72,14 +69,14 @@ def export_cache(file: Path) -> int:
         descriptor, new = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=".new")
         with (
             os.fdopen(descriptor, "wb") as stream,
-            tarfile.open(fileobj=stream, mode="w:gz") as archive,
+            zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive,
             Progress(len(entries), "exporting", is_shown=True, unit="files") as progress,
         ):
-            _add(archive, _MANIFEST, manifest)
+            archive.writestr(_MANIFEST, manifest)
             for entry in entries:
                 content = entry.read_bytes()
                 if disk_cache.is_sound(entry.name, content):
-                    _add(archive, entry.name, content)
+                    archive.writestr(entry.name, content)
                     count += 1
                 progress.after(entry)
         os.replace(new, file)
@@ -90,12 +87,6 @@ def export_cache(file: Path) -> int:
             with contextlib.suppress(OSError):
                 os.unlink(new)
     return count
-
-
-def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    described = tarfile.TarInfo(name)
-    described.size = len(content)
-    archive.addfile(described, io.BytesIO(content))
 
 
 def import_cache(file: Path) -> int:
@@ -112,80 +103,40 @@ def import_cache(file: Path) -> int:
     if place is None:
         raise InvalidInput("there is no folder to import to")
     try:
-        with file.open("rb") as opened:
-            for _ in _sound_entries(opened):
+        with zipfile.ZipFile(file) as archive:
+            for _ in _sound_entries(archive):
                 pass
-            opened.seek(0)
             count = 0
-            for name, content in _sound_entries(opened):
+            for name, content in _sound_entries(archive):
                 if not (place / name).exists():
                     disk_cache.write(place / name, content)
                     count += 1
             return count
     except InvalidInput as error:
         raise InvalidInput(f"{file} {error}") from error
-    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError, RecursionError) as error:
+    except (OSError, EOFError, LookupError, RuntimeError, ValueError, *_BROKEN) as error:
         raise InvalidInput(
             f"{file} is no exported cache: {type(error).__name__}: {error}"
         ) from error
 
 
-def _sound_entries(file: IO[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield the entries of an archive, each checked. Raises `InvalidInput`, and the errors of `tarfile`."""
-    names: set[str] = set()
-    size = 0
-    with (
-        gzip.GzipFile(fileobj=file) as unzipped,
-        tarfile.open(fileobj=_Bounded(unzipped), mode="r:") as archive,
-    ):
-        for member in archive:
-            size += member.size
-            if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.pax_headers:
-                raise InvalidInput(f"is no exported cache: {member.name!r} is no plain file")
-            if max(member.size - _LARGEST_ENTRY, size - _LARGEST, len(names) - _MOST) > 0:
-                raise InvalidInput(
-                    f"is too large: {member.name!r} goes beyond the limits of an import"
-                )
-            content = _read(archive, member)
-            if not names:
-                if member.name != _MANIFEST:
-                    raise InvalidInput(f"is no exported cache: it does not begin with {_MANIFEST}")
-                _check_machine(content)
-            elif member.name in names or not disk_cache.ENTRY.fullmatch(member.name):
-                raise InvalidInput(f"is no exported cache: {member.name!r} is no name of an entry")
-            elif not disk_cache.is_sound(member.name, content):
-                raise InvalidInput(f"is damaged: {member.name} differs from the export")
-            else:
-                yield member.name, content
-            names.add(member.name)
-        # read up to the checksum at the end, which reveals a truncated archive
-        if len(unzipped.read(_ROOM)) == _ROOM:
-            raise InvalidInput("is no exported cache: other bytes follow it")
-    if not names:
-        raise InvalidInput("is no exported cache: it is empty")
-
-
-def _read(archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    content = archive.extractfile(member)
-    assert content is not None
-    return content.read()
-
-
-class _Bounded:
-    """A file for `tarfile` that refuses a read larger than an entry may be; a header sets the size of a read."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def read(self, size: int) -> bytes:
-        """Read `size` bytes. Raises `InvalidInput`."""
-        if size > _LARGEST_ENTRY:
-            raise InvalidInput("is too large: a header in it goes beyond the limits of an import")
-        content: bytes = self._file.read(size)
-        return content
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+def _sound_entries(archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]]:
+    """Yield the entries of an archive, each checked. Raises `InvalidInput`, and the errors of `zipfile`."""
+    members = archive.infolist()
+    sizes = [member.file_size for member in members]
+    if len(sizes) > _MOST or sum(sizes) > _LARGEST or max(sizes, default=0) > _LARGEST_ENTRY:
+        raise InvalidInput("is too large: it goes beyond the limits of an import")
+    _check_machine(archive.read(_MANIFEST))
+    names = {_MANIFEST}
+    for member in members[1:]:
+        name = member.filename
+        if name in names or not disk_cache.ENTRY.fullmatch(name):
+            raise InvalidInput(f"is no exported cache: {name!r} is no name of an entry")
+        content = archive.read(member)
+        if not disk_cache.is_sound(name, content):
+            raise InvalidInput(f"is damaged: {name} differs from the export")
+        names.add(name)
+        yield name, content
 
 
 def _check_machine(manifest: bytes) -> None:

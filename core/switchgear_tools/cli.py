@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import importlib.metadata
 import os
 import re
 import sys
@@ -31,9 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = command_line()
     chosen = parser.parse_args(arguments)
-    if chosen.version:
-        print(importlib.import_module("importlib.metadata").version("switchgear-core"))
-        return 0
     if chosen.command is None:
         parser.print_help(sys.stderr)
         return 2
@@ -58,14 +56,14 @@ class _Parser(argparse.ArgumentParser):
             wrong, choices = choice[1], re.findall(r"[\w-]+", choice[2])
             message = f"{wrong!r} is not one of {', '.join(choices)}"
         elif option := re.search(r"unrecognized arguments: (\S+)", message):
-            wrong, choices = option[1], [*_OPTIONS]
+            wrong, choices = option[1], _OPTIONS
         close = difflib.get_close_matches(wrong, choices, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         self.exit(2, f"{self.prog}: {message}{hint}\nRead {self.prog} --help.\n")
 
 
 #: The options of all commands: candidates for the correction of a misspelt option.
-_OPTIONS = (
+_OPTIONS = [
     "--details",
     "--executor",
     "--executors",
@@ -74,7 +72,7 @@ _OPTIONS = (
     "--json",
     "--trust",
     "--verbose",
-)
+]
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -85,7 +83,8 @@ def command_line() -> argparse.ArgumentParser:
         epilog=_STATUS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="store_true", help="show the version")
+    version = importlib.metadata.version("switchgear-core")
+    parser.add_argument("--version", action="version", version=version, help="show the version")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(name: str, help: str, *examples: str, about: str = "") -> argparse.ArgumentParser:
@@ -166,8 +165,8 @@ def command_line() -> argparse.ArgumentParser:
         "cache",
         "Show, move or delete the cache on disk: compiled code and measured times",
         "cache info",
-        "cache export cache.tar.gz",
-        "cache import cache.tar.gz --trust",
+        "cache export cache.zip",
+        "cache import cache.zip --trust",
         "cache clear",
     )
     cache.add_argument(

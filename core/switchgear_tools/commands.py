@@ -6,9 +6,8 @@ import argparse
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, astuple, fields
 from importlib.util import find_spec
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,16 @@ from switchgear_core.torch_private.names import PRIVATE_NAMES, surroundings
 from switchgear_tools import TRUST
 from switchgear_tools.bisecting import bisect, described
 from switchgear_tools.caching import cache_use, clear_cache, export_cache, import_cache
-from switchgear_tools.columns import show
-from switchgear_tools.doctor import BEHAVIOURS, diagnosis
-from switchgear_tools.explain import explain_before
+from switchgear_tools.columns import table
+from switchgear_tools.doctor import diagnosis
+from switchgear_tools.explain import explain_before, missing_arguments
 from switchgear_tools.loading import loaded, of_the_user
-from switchgear_tools.operators import operator_rows
+from switchgear_tools.operators import Registration, registrations
 from switchgear_tools.testing.checks import plugin_checks
 from switchgear_tools.testing.template import new_plugin
 
 #: The number of the schema of `--json`; `explain` has its own schema.
-SCHEMA = 1
+SCHEMA = 2
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -57,10 +56,8 @@ def _plugins(chosen: argparse.Namespace) -> int:
     elif not report:
         print("no plugin is installed")
     else:
-        show(
-            ("plugin", "distribution", "version", "status", "executors", "remarks"),
-            [_columns_of(status) for status in report],
-        )
+        header = ("plugin", "distribution", "version", "status", "executors", "remarks")
+        print(table(header, [*map(_columns_of, report)]))
         for status in report if chosen.verbose else ():
             for text in (*status.notes, status.traceback):
                 if text:
@@ -80,25 +77,16 @@ def _operators(chosen: argparse.Namespace) -> int:
     plugins = installed()
     if chosen.executor is not None:
         order.installed(plugins, chosen.executor)
-    everything = operator_rows(plugins)
+    everything = registrations(plugins)
     rows = [
         row
         for row in everything
-        if chosen.name in row.operator
-        and chosen.executor in (None, *row.implemented_by, *row.differentiated_by)
+        if chosen.name in row.operator and chosen.executor in (None, row.owner)
     ]
     if chosen.json:
         _say(chosen, "", operators=[asdict(row) for row in rows])
-    elif rows and chosen.name:
-        print("\n".join(map(str, rows)))
     elif rows:
-        show(
-            ("operator", "implemented by", "differentiated by"),
-            [
-                (row.operator, ", ".join(row.implemented_by), ", ".join(row.differentiated_by))
-                for row in rows
-            ],
-        )
+        print(table([field.name for field in fields(Registration)], [*map(astuple, rows)]))
     else:
         hint = did_you_mean(chosen.name, [row.operator for row in everything])
         subject, which = chosen.executor or "no plugin", f"with {chosen.name!r} in its name"
@@ -119,12 +107,10 @@ def _explain(chosen: argparse.Namespace) -> int:
         with of_the_user(place):
             arguments = make()
     else:
-        try:
-            signature(getattr(function, "forward", function)).bind()
-        except (TypeError, ValueError) as error:
+        if missing := missing_arguments(function):
             raise InvalidInput(
-                f"{chosen.function}: {error}; give --inputs, the name of a function that makes the arguments"
-            ) from error
+                f"{chosen.function}: {missing}; give --inputs, the name of a function that makes the arguments"
+            )
     if not isinstance(arguments, (tuple, dict)):
         arguments = (arguments,)
     options: Defaults = {"executors": executors_in(chosen.executors)} if chosen.executors else {}
@@ -182,7 +168,7 @@ def _test(chosen: argparse.Namespace) -> int:
 def _doctor(chosen: argparse.Namespace) -> int:
     crashed = [f"plugin {entry.name} ({entry.value}): {why}" for entry, why in crashes().items()]
     faults = [*crashed, *diagnosis()]
-    checked = f"{len(PRIVATE_NAMES)} private names and {len(BEHAVIOURS)} behaviours of PyTorch"
+    checked = f"{len(PRIVATE_NAMES)} private names of PyTorch, and gradients"
     text = "\n".join([surroundings(), *(faults or [f"OK: {checked} checked"])])
     _say(chosen, text, surroundings=surroundings(), faults=faults)
     return int(bool(faults))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
-from switchgear_core.registry.selection import Selection
 from switchgear_runtime.compiler import Compiler
 from switchgear_runtime.entry import Entry
 from switchgear_runtime.jitted import JitFunction, JitModule
@@ -80,7 +80,11 @@ def explain(function: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     if not (args or kwargs):
         if isinstance(function, (JitFunction, JitModule)):
             return Explanation(_facts_after(compiler_of(function)))
-        _check_arguments(function)
+        if missing := missing_arguments(function):
+            raise TypeError(
+                f"sg.explain(f) takes a jitted function, got a {type(function).__name__}: jit it (f = sg.jit(f)) and "
+                f"call that, or pass the arguments of a call too, sg.explain(f, *args) ({missing})"
+            )
     return explain_before(function, *args, **kwargs)
 
 
@@ -89,14 +93,13 @@ def explain_before(function: Any, /, *args: Any, **kwargs: Any) -> Explanation:
     return Explanation(facts_before(function, args, kwargs))
 
 
-def _check_arguments(function: Any) -> None:
+def missing_arguments(function: Any) -> str:
+    """Return why a function cannot be called without arguments; empty if it can."""
     try:
         inspect.signature(getattr(function, "forward", function)).bind()
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"sg.explain(f) takes a jitted function, got a {type(function).__name__}: jit it (f = sg.jit(f)) and call "
-            f"that, or pass the arguments of a call too, sg.explain(f, *args) ({error})"
-        ) from None
+        return str(error)
+    return ""
 
 
 def _facts_after(compiler: Compiler) -> Facts:
@@ -104,7 +107,9 @@ def _facts_after(compiler: Compiler) -> Facts:
     entries = [*_shown(compiler)]
     calls = _calls(compiler)
     is_told = bool(entries or calls.fallbacks or not calls.total)
-    notes = [note for entry, graph in entries for note in _notes(entry, selection, graph)]
+    remarks = selection.parts.answers("switchgear_remarks", selection=selection) if entries else ()
+    notes = [*chain.from_iterable(remarks)]
+    notes += [note for entry, graph in entries for note in _notes(entry, graph)]
     programs = [item for entry, graph in entries for item in programs_of(entry, selection, graph)]
     return Facts(
         compiler.name,
@@ -112,7 +117,7 @@ def _facts_after(compiler: Compiler) -> Facts:
         calls,
         "" if is_told else f"nothing is compiled: {why_no_entry(compiler)}",
         tuple(programs),
-        (*_remarks(selection), *notes) if entries else (),
+        tuple(notes),
         tuple([value for entry, _ in entries for value in saved_by(entry)]),
         sum(bytes_in_eager(entry, selection) for entry, _ in entries),
         tuple([line for entry, _ in entries for line in sizes_of(entry)]),
@@ -132,12 +137,7 @@ def _shown(compiler: Compiler) -> Iterator[tuple[Entry, str]]:
                 yield graph.compiler.last, graph.line or f"graph {number}"
 
 
-def _remarks(selection: Selection) -> Iterator[str]:
-    for lines in selection.parts.answers("switchgear_remarks", selection=selection):
-        yield from lines
-
-
-def _notes(entry: Entry, selection: Selection, graph: str) -> Iterator[str]:
+def _notes(entry: Entry, graph: str) -> Iterator[str]:
     place = f"{graph}: " if graph else ""
     for line in progress_of(entry):
         yield f"{place}{line}"

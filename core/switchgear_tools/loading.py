@@ -57,13 +57,8 @@ def loaded(place: str) -> Callable[..., object]:
         with of_the_user(origin):
             namespace = vars(importlib.import_module(origin))
     try:
-        first, *attributes = name.split(".")
-        value = (
-            operator.attrgetter(".".join(attributes))(namespace[first])
-            if attributes
-            else namespace[first]
-        )
-    except (KeyError, AttributeError) as error:
+        value = operator.attrgetter(name)(types.SimpleNamespace(**namespace))
+    except AttributeError as error:
         names = [
             key
             for key, value in namespace.items()

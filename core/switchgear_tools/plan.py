@@ -12,7 +12,7 @@ from switchgear_core.registry.savings import AS_EAGER
 from switchgear_core.showing import Shown
 from switchgear_runtime.fallback import Fallback
 from switchgear_tools.before_call import compiler_for, undecided
-from switchgear_tools.columns import aligned
+from switchgear_tools.columns import table
 from switchgear_tools.entries import bytes_in_eager
 from switchgear_tools.lifetimes import peak
 
@@ -47,8 +47,8 @@ class Plan(Shown):
     def __str__(self) -> str:
         if not self.points:
             return "nothing is saved: there is no gradient to be computed"
-        rows = [("memory", "saved bytes", "of eager's", "peak of backward", "longer by, estimated")]
-        rows += [
+        header = ("memory", "saved bytes", "of eager's", "peak of backward", "longer by, estimated")
+        rows = [
             (
                 f"{point.budget:g}" if point.budget else "least",
                 f"{point.bytes:,}",
@@ -58,7 +58,7 @@ class Plan(Shown):
             )
             for point in self.points
         ]
-        return aligned(rows, str.rjust)
+        return table(header, rows, range(5))
 
     __repr__ = __str__
 

@@ -23,7 +23,7 @@ from switchgear_core.nesting import tensors_in
 from switchgear_core.showing import Shown, shortened
 from switchgear_runtime.last_call import compiler_of
 from switchgear_tools.before_call import compiler_for
-from switchgear_tools.columns import aligned
+from switchgear_tools.columns import table
 from switchgear_tools.explain import explain
 from switchgear_tools.page import write_page
 from switchgear_tools.page.payload import Measured
@@ -75,15 +75,18 @@ class Profile(Shown):
 
     def __repr__(self) -> str:
         total = self.seconds or 1
-        rows = [(f"{'share':>6}", f"{'ms':>8}", f"{'bytes':>11}", "executor", "pass", "line")]
-        for line in self.lines[:_ROWS]:
-            numbers = (
-                f"{line.seconds / total:>6.1%}",
-                f"{line.seconds * 1e3:>8.3f}",
-                f"{line.bytes:>11,}",
+        header = (" share", "      ms", "      bytes", "executor", "pass", "line")
+        rows = [
+            (
+                f"{line.seconds / total:.1%}",
+                f"{line.seconds * 1e3:.3f}",
+                f"{line.bytes:,}",
+                line.executor,
+                "backward" if line.is_backward else "forward",
+                shortened(line.label, _WIDTH),
             )
-            way = "backward" if line.is_backward else "forward"
-            rows.append((*numbers, line.executor, way, shortened(line.label, _WIDTH)))
+            for line in self.lines[:_ROWS]
+        ]
         inside = sum(line.seconds for line in self.lines) / total
         end = [
             f"{self.seconds * 1e3:.3f} ms a call, {inside:.0%} of it in these lines; {self.calls} calls measured"
@@ -91,7 +94,7 @@ class Profile(Shown):
         if len(self.lines) > _ROWS:
             rest = sum(line.seconds for line in self.lines[_ROWS:])
             end.insert(0, f"... {len(self.lines) - _ROWS} more lines, {rest * 1e3:.3f} ms")
-        return "\n".join([aligned(rows, str.ljust), *end])
+        return "\n".join([table(header, rows, range(3)), *end])
 
     def as_dict(self) -> dict[str, object]:
         """Return the figures as plain values."""

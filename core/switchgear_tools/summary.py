@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from switchgear_core.showing import counted
 from switchgear_core.source_text import printable
 from switchgear_tools import PARTS
-from switchgear_tools.columns import aligned
+from switchgear_tools.columns import table
 from switchgear_tools.facts import (
     ExplainedCalls,
     Facts,
@@ -108,13 +108,8 @@ def _table(facts: Facts, width: int) -> list[str]:
         )
         for row in rows
     ]
-    used = [place for place, column in enumerate(zip(*cells, strict=True)) if any(column)]
-    if not rows:
-        return []
-    table = [[row[place] for place in used] for row in (header, *cells)]
-    first = max(len(row[0]) for row in table)
-    lines = aligned([[row[0].ljust(first), *row[1:]] for row in table], str.rjust).splitlines()
-    return lines if max(map(len, lines)) <= width else [*_as_list(header, cells, width)]
+    lines = table(header, cells, range(1, 5)).splitlines() if rows else []
+    return lines if max(map(len, lines), default=0) <= width else [*_as_list(header, cells, width)]
 
 
 def _as_list(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from switchgear_core.progress import Progress
+from switchgear.progress import Progress
 from switchgear_runtime.compiler import Compiler
 from switchgear_runtime.entry import Entry
 from switchgear_runtime.last_call import compiler_of
@@ -30,11 +30,15 @@ def wait(jitted: object, timeout: float | None = None) -> str:
         TypeError: `jitted` is not the result of `sg.jit`.
     """
     entries = list(_entries(compiler_of(jitted)))
-    jobs = {job for entry in entries for program in entry.programs() if (job := program.job)}
+    jobs: set[Any] = {
+        job for entry in entries for program in entry.programs() if (job := program.job)
+    }
     end = None if timeout is None else time.monotonic() + timeout
     with Progress(len(jobs), "compiling", is_shown=True, unit="programs") as progress:
         for job in jobs:
-            _wait_for(job, end, progress)
+            if not job.finished.wait(None if end is None else end - time.monotonic()):
+                raise TimeoutError(f"the {job.name} of a function is still being compiled")
+            progress.after(job)
     for entry in entries:
         entry.exchange_all()
     programs = [program for entry in entries for program in entry.programs()]
@@ -48,15 +52,6 @@ def wait(jitted: object, timeout: float | None = None) -> str:
         f"{len(programs)} programs: {len(answers_taken)} regions compiled {when} run as one, "
         f"{1e3 * gain:.2f} ms less than by operators, as measured region by region{''.join(failures)}"
     )
-
-
-def _wait_for(job: Any, end: float | None, progress: Progress) -> None:
-    while not job.is_done:
-        if end is not None and time.monotonic() > end:
-            raise TimeoutError(f"the {job.name} of a function is still being compiled")
-        job.finished.wait(0.1)
-        progress.tick()
-    progress.after(job)
 
 
 def _entries(compiler: Compiler) -> Iterator[Entry]:

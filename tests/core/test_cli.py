@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from importlib.metadata import entry_points, version
@@ -15,7 +14,7 @@ import switchgear as sg
 from switchgear_core.registry import plugins
 from switchgear_core.registry.plugins import load
 from switchgear_tools.cli import main
-from switchgear_tools.columns import show
+from switchgear_tools.columns import table
 from switchgear_tools.commands import COMMANDS
 from tests.core.made_up import SIN, Site, executor_plugin, rules_plugin
 
@@ -36,10 +35,10 @@ def made_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_operators_in_the_order_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["operators"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "operator   implemented by  differentiated by",
-        "torch.sin  b, a            b, a, rules",
-    ]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["operator", "kind", "owner", "version", "function"]
+    assert [line[:3] for line in lines[1:3]] == [["torch.sin", "implementation", owner] for owner in "ba"]
+    assert [line[1:4] for line in lines[3:]] == [["grad", "rule", owner] for owner in ("b", "a", "rules")]
 
 
 @pytest.mark.parametrize(
@@ -53,41 +52,29 @@ def test_operators_by_name_and_owner(arguments: list[str], status: int, capsys: 
 
 def test_operators_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["operators", "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["operators"]
-    assert row["operator"] == "torch.sin"
-    assert [one["owner"] for one in row["implementations"]] == ["b", "a"]
-    assert [one["owner"] for one in row["grad_rules"]] == ["b", "a", "rules"]
-    assert row["implementations"][0]["function"] == "fast_sin (made_up_switchgear_b_b:21)"
+    rows = json.loads(capsys.readouterr().out)["operators"]
+    assert {row["operator"] for row in rows} == {"torch.sin"}
+    assert [row["owner"] for row in rows if row["kind"] == "implementation"] == ["b", "a"]
+    assert [row["owner"] for row in rows if row["kind"] == "grad rule"] == ["b", "a", "rules"]
+    assert rows[0]["function"] == "fast_sin (made_up_switchgear_b_b:21)"
 
 
-def test_who_would_win(site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fuses = "class F(sg.FusionExecutor): pass\n\n@sg.hookimpl\ndef switchgear_executors():\n    return [F('fuser')]\n"
+def test_who_implements_an_operator(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     checked = SIN.replace("implementation(torch.sin)", "implementation(torch.sin, checker=lambda call: True)")
     absent = executor_plugin("absent", SIN).replace("sg.Executor(", "Absent(") + (
         "\nclass Absent(sg.Executor):\n    def unavailable(self):\n        return 'no device'\n"
     )
-    skips = "\n@sg.hookimpl\ndef switchgear_is_constant_for_vjp(bound_symbol):\n    return None\n"
-    found = load(
-        [
-            site.add("fuser", fuses),
-            site.add("absent", absent),
-            site.add("checked", executor_plugin("checked", checked)),
-            site.add("plain", executor_plugin("plain", SIN + skips)),
-            site.add("rules", rules_plugin("rules")),
-        ]
-    )
+    found = load([site.add("absent", absent), site.add("checked", executor_plugin("checked", checked))])
     monkeypatch.setattr("switchgear_tools.commands.installed", lambda: found)
     assert main(["operators", "sin"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "absent 1.0: fast_sin" in lines[1]
-    assert lines[1].endswith("; unavailable: no device")
-    assert "where <lambda> (made_up_switchgear_checked_checked:" in lines[2]
-    assert "  by default: checked, else plain, in the default order" in lines
-    assert "  by default: checked, in the default order" in lines
-    assert lines[-2:] == [
-        "  asked before, and decide by the call: fuser",
-        "  have skip rules, asked about every call: plain",
-    ]
+    assert lines[0].split() == ["operator", "kind", "owner", "version", "function", "checker", "unavailable"]
+    assert lines[1].startswith("torch.sin  implementation  absent   1.0      fast_sin (made_up")
+    assert lines[1].endswith("  no device")
+    assert "<lambda> (made_up_switchgear_checked_checked:" in lines[2]
+    assert lines[-1].startswith("torch.sin  grad rule       checked  1.0 ")
 
 
 def test_only_what_is_needed_is_required(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,13 +175,9 @@ def test_statuses_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 2
 
 
-def test_columns_by_rich_in_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    show(("plugin", "remarks", "nothing"), [("a [b]", "is here", "")])
-    printed = capsys.readouterr().out
-    assert "─" in printed
-    assert "a [b]" in printed
-    assert "nothing" not in printed
+def test_a_column_that_is_empty_is_left_out() -> None:
+    rows = [("a", "", "1"), ("bc", "", "23")]
+    assert table(("name", "nothing", "n"), rows, [2]) == "name   n\na      1\nbc    23"
 
 
 def test_plugins(capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,23 +255,6 @@ def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
         process.stdout.close()
         assert not process.stderr.read()
     assert process.returncode == 1
-
-
-def test_a_narrow_terminal_folds_and_never_cuts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    for name, value in (("COLUMNS", "40"), ("NO_COLOR", "1"), ("TERM", "xterm-256color")):
-        monkeypatch.setenv(name, value)
-    remark = "pip_install_" * 8
-    show(("plugin", "status", "remarks"), [("nvfuser", "failed", remark)])
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.splitlines())) <= 40
-    assert remark in "".join(re.sub(r"nvfuser|failed|─", "", printed).split()[3:])
-    assert "\x1b[31m" not in printed
-    monkeypatch.delenv("NO_COLOR")
-    show(("plugin", "status"), [("nvfuser", "failed")])
-    assert "\x1b[31m" in capsys.readouterr().out
 
 
 def test_a_folder_that_nobody_can_write_to(

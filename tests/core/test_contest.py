@@ -357,10 +357,13 @@ def test_an_unsteady_time_is_not_remembered(
 def test_who_is_fast_and_wrong_is_out(installed: Installed, folder: Path) -> None:
     installed.add("wrong", WRONG)
     installed.add("fast", FAST, priority=-1)
-    with pytest.warns(PluginWarning, match=r"executor wrong 1\.0 is out .* result 0 is off by up to .*wrong_\w+\.py"):
+    with pytest.warns(
+        PluginWarning,
+        match=r"executor wrong 1\.0 is out .* result 0 differs from PyTorch's operators by up to .*wrong_\w+\.py",
+    ):
         jitted = check(lambda a: product(a * 0.5))
     assert [line.implementation.owner for line in lines(forward(jitted)) if line.implementation] == ["fast"]
-    assert "wrong: out, for result 0 is off" in str(sg.explain(jitted).operators())
+    assert "wrong: out, for result 0 differs" in str(sg.explain(jitted).operators())
     assert not disk_cache.everything()
     (file,) = (folder / "faults").iterdir()
     with pytest.raises(ExecutorFailed, match=r"executor wrong 1\.0 .*differs from PyTorch's operators"):

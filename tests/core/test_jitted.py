@@ -208,7 +208,6 @@ class Wrapper(torch.nn.Module):
             return getattr(super().__getattr__("model"), name)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_wrapper_that_hands_attributes_on_is_copied() -> None:
     # once: the copy was one of the inner module
     wrapper = Wrapper(jit(torch.nn.Linear(3, 4)))
@@ -218,7 +217,6 @@ def test_wrapper_that_hands_attributes_on_is_copied() -> None:
         assert type(twin) is Wrapper
         assert torch.equal(twin(data()), expected)
         assert compiler_of(twin.model).last is not None
-    assert torch.equal(torch.jit.script(wrapper)(data()), expected)
 
 
 class Noted(type):
@@ -462,17 +460,20 @@ def test_scripted_parts_run_in_eager_and_are_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.*:DeprecationWarning")
-def test_scripting_and_tracing_take_the_original() -> None:
-    # once: "'Compiler' object has no attribute '__code__'"
+def test_tracing_takes_the_original_and_scripting_refuses() -> None:
     net = torch.nn.Sequential(jit(torch.nn.Linear(3, 4)), torch.nn.ReLU())
     jitted = jit(net)
     expected = jitted(data())
     traced = torch.jit.trace(jitted, data())
-    for whole in (torch.jit.script(jitted), torch.jit.script(net), traced):
-        assert torch.equal(whole(data()), expected)
+    assert torch.equal(traced(data()), expected)
+    for whole in (jitted, net, Wrapper(jitted), jit(plain)):
+        with pytest.raises(
+            (RuntimeError, torch.jit.frontend.FrontendError),
+            match=r"switchgear_runtime/jitted\.py|variable number of arguments",
+        ):
+            torch.jit.script(whole)
     assert "aten::linear" in str(traced.inlined_graph)
     assert torch.equal(torch.jit.trace(jit(plain), data())(data()), data().cos())
-    assert torch.equal(torch.jit.script(jit(plain))(data()), data().cos())
     graph = torch.fx.symbolic_trace(lambda x: jit(plain)(x) + 1)
     assert torch.equal(graph(data()), data().cos() + 1)
 

@@ -126,6 +126,10 @@ def test_registry_is_frozen_after_loading(site: Site) -> None:
             "@sg.hookimpl\ndef switchgear_passes():\n    return [sg.passes.PassPlacement('p', 'last', print)]",
             "placed at 'last'; the stages are before_grad",
         ),
+        (
+            "@sg.hookimpl\ndef switchgear_savings(settings):\n    return None",
+            "broken implements switchgear_savings, asked in the entry-point group 'switchgear.parts' alone",
+        ),
         ("switchgear_priority = 'high'", "priority 'high' is no number"),
         (
             "@sg.hookimpl\ndef switchgear_executors():\n    return [sg.Executor('a', priority='high')]",

@@ -7,7 +7,7 @@ import time
 import pytest
 
 import switchgear as sg
-from switchgear_core import progress
+from switchgear import progress
 
 
 def test_the_bar_of_one_long_item_moves_before_it_ends(

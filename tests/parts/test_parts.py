@@ -120,7 +120,10 @@ def test_two_runtimes(install: Install) -> None:
         (ONE_TENSOR.replace("switchgear_frontends", "switchgear_frontend"), "did you mean 'switchgear_frontends'"),
         (EAGER_RUNTIME.replace("by_hand", "strict"), "declares option strict, as part core"),
         (EAGER_RUNTIME.replace('"Debugging"', '"Speed"'), "of group 'Speed'"),
-        ("@sg.hookimpl\ndef switchgear_executors():\n    return []\n", "the group 'switchgear'"),
+        (
+            "@sg.hookimpl\ndef switchgear_executors():\n    return []\n",
+            "group 'switchgear' alone; register it",
+        ),
         ("1 / 0", "ZeroDivisionError"),
         ("switchgear_priority = 'high'\n" + ONE_TENSOR, "'high' is no number"),
     ],

@@ -34,8 +34,7 @@ from switchgear.errors import RegistrationError
 from switchgear_core.ir.naming import symbols_of
 from switchgear_core.ir.symbol import map_proxies
 from switchgear_core.nesting import tensors_in
-from switchgear_tools.testing.comparison import is_random
-from switchgear_tools.testing.samples import samples_of, symbol_in, variants
+from switchgear_tools.testing.samples import is_random, samples_of, symbol_in, variants
 from tests.databases.operators import operators, seed_everything
 from tests.databases.refused import INEXACT_OPERATORS
 from tests.databases.report import describe, examine_all

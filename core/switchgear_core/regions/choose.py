@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from switchgear_core.errors import ExecutorFailed, RuleError, SwitchgearError
 from switchgear_core.ir.choice import Declined
 from switchgear_core.ir.free_last_used import free_last_used
 from switchgear_core.ir.purity import uninitialised
 from switchgear_core.ir.trace import Trace, compile_trace
-from switchgear_core.nearness import in_float64, tolerances
-from switchgear_core.nesting import tensors_in
+from switchgear_core.nearness import Named, differences, named, widened
+from switchgear_core.nesting import map_tensors, tensors_in
 from switchgear_core.registry.answers import Answer, Answers
 from switchgear_core.registry.claim import claim
 from switchgear_core.registry.executor import Executor, FusionExecutor
@@ -65,25 +63,16 @@ class Contestants:
         """Implement `RegionContext.unlike`."""
         if not isinstance(results, (tuple, list)) or len(results) != len(expected):
             return f"it returns {type(results).__name__}, not the {len(expected)} results of the operators"
-        exact: list[torch.Tensor | None] | None = None
         trace = region.trace
         garbage = uninitialised(trace.bound_symbols)
-        for index, (ours, base) in enumerate(zip(results, expected, strict=True)):
-            here, there = ((it.dtype, tuple(it.shape), it.device) for it in (ours, base))
-            if here != there:
-                return f"result {index} is {here}, and the operators' {there}"
-            output = trace.outputs[index]
-            if base.layout is not torch.strided or (output and output.name in garbage):
-                continue
-            if torch.allclose(ours, base, *tolerances(base), True):
-                continue
-            if exact is None:
-                exact = in_float64(trace.function(), (tuple(arguments), {}))
-            near, most = tolerances(base, exact[index] if exact else None, [*tensors_in(arguments)])
-            if not torch.allclose(ours, base, near, most, True):
-                off = float((ours - base).abs().max())
-                return f"result {index} is off by up to {off:.3g}, with {most:.3g} allowed"
-        return ""
+        skipped = {place for place, it in enumerate(trace.outputs) if it and it.name in garbage}
+
+        def exactly() -> Named:
+            return named(trace.function()(*map_tensors(widened, tuple(arguments))), skipped)
+
+        theirs = named(expected, skipped)
+        inputs = [*tensors_in(arguments)]
+        return next(differences(named(results, skipped), theirs, exactly, inputs), "")
 
     def operators(self, region: Region) -> Trace:
         """Implement `RegionContext.operators`."""

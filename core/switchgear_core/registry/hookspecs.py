@@ -437,3 +437,14 @@ def switchgear_samples() -> Mapping[Any, Sequence[Any]]:  # type: ignore[empty-b
 
 #: The names of the hooks.
 HOOKS: tuple[str, ...] = tuple(name for name in vars() if name.startswith("switchgear_"))
+#: Hooks of executors and rules, which a list of executors chooses among; a part has none of these.
+CHOSEN = (
+    "switchgear_executors",
+    "switchgear_register_implementations",
+    "switchgear_register_grad_rules",
+    "switchgear_is_constant_for_vjp",
+    "switchgear_choose",
+)
+#: Hooks that parts alone are asked.
+_OF_BOTH = ("switchgear_passes", "switchgear_features", "switchgear_samples")
+OF_PARTS = tuple([name for name in HOOKS if name not in (*CHOSEN, *_OF_BOTH)])

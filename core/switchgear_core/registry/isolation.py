@@ -72,7 +72,8 @@ def restoring(states: Sequence[_State] = _MODES) -> Iterator[list[_State]]:
                 changed.append(state)
 
 
-def _states() -> Iterator[_State]:
+def states() -> Iterator[_State]:
+    """Yield the states of the process that foreign code is to leave unchanged."""
     yield from _MODES
     yield _State("PyTorch's random stream", lambda: torch.get_rng_state().tolist(), _set_stream)
     yield _State("Python's random stream", random.getstate, random.setstate)
@@ -117,7 +118,7 @@ def isolated() -> Iterator[Import]:
     changed: list[_State] = []
     try:
         with (
-            restoring([*_states()]) as changed,
+            restoring([*states()]) as changed,
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(printed),
         ):

@@ -14,10 +14,10 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from switchgear_core import own
-from switchgear_core.errors import InvalidInput, RegistrationError
+from switchgear_core.errors import InvalidInput
 from switchgear_core.record.attempts import undoing
 from switchgear_core.record.handler import Feature
-from switchgear_core.registry.hookspecs import DISTRIBUTIONS, PARTS, PassPlacement
+from switchgear_core.registry.hookspecs import CHOSEN, DISTRIBUTIONS, PARTS, PROJECT, PassPlacement
 from switchgear_core.registry.isolation import uncaptured
 from switchgear_core.registry.options import Option
 from switchgear_core.registry.plugin import (
@@ -32,15 +32,6 @@ from switchgear_core.registry.plugin import (
 )
 from switchgear_core.registry.plugins import LOADING, Candidate, candidates_of, installed
 from switchgear_core.showing import Listing
-
-#: Hooks of executors and their rules, which a list of executors chooses among.
-_CHOSEN = (
-    "switchgear_executors",
-    "switchgear_register_implementations",
-    "switchgear_register_grad_rules",
-    "switchgear_is_constant_for_vjp",
-    "switchgear_choose",
-)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,12 +151,7 @@ def _load(entry: EntryPoint) -> Part:
     module = entry.load()
     if distribution_of(entry)[0] in DISTRIBUTIONS:
         own.add(sys.modules[module.__name__.partition(".")[0]])
-    manager = manager_of(module, entry.name)
-    for hook in _CHOSEN:
-        if getattr(manager.hook, hook).get_hookimpls():
-            raise RegistrationError(
-                f"a part has no {hook}; name the module of executors and rules in the group 'switchgear'"
-            )
+    manager = manager_of(module, entry.name, CHOSEN, PROJECT)
     label, priority = label_of(entry), getattr(module, "switchgear_priority", 0)
     check_priorities(priority)
     return Part(

@@ -17,7 +17,7 @@ from switchgear_core.ir.symbol import BoundSymbol
 from switchgear_core.record.handler import Feature
 from switchgear_core.registry import hookspecs
 from switchgear_core.registry.executor import Executor
-from switchgear_core.registry.hookspecs import CONTRACT, HOOKS, PROJECT, PassPlacement
+from switchgear_core.registry.hookspecs import CONTRACT, HOOKS, OF_PARTS, PROJECT, PassPlacement
 from switchgear_core.registry.registry import Registry
 
 LOG = logging.getLogger("switchgear.plugins")
@@ -111,7 +111,7 @@ class Plugin:
 def load_one(entry: EntryPoint) -> Plugin:
     """Load the module of an entry point, and ask its hooks."""
     module = entry.load()
-    manager = manager_of(module, entry.name)
+    manager = manager_of(module, entry.name, OF_PARTS, hookspecs.PARTS)
     executors = collected(manager, "switchgear_executors", Executor)
     priority = getattr(module, "switchgear_priority", 0)
     check_priorities(priority, *(executor.priority for executor in executors))
@@ -122,8 +122,9 @@ def load_one(entry: EntryPoint) -> Plugin:
     skip_rule, chooser = _skip_rule(manager), _chooser(manager, entry.name, label)
     brought = executors, registry.grad_rule_owners, skip_rule, passes, chooser, features
     if not any(brought):
+        names = ", ".join([hook for hook in HOOKS if hook not in OF_PARTS])
         raise RegistrationError(
-            f"it brings nothing; its module has functions by these names, marked by sg.hookimpl: {', '.join(HOOKS)}"
+            f"it brings nothing; its module has functions by these names, marked by sg.hookimpl: {names}"
         )
     identity = entry.name, *distribution_of(entry), priority
     samples = functools.partial(_call, manager, "switchgear_samples")
@@ -217,11 +218,14 @@ def passes_of(manager: pluggy.PluginManager, label: str) -> tuple[PassPlacement,
     return tuple([replace(placement, owner=label) for placement in placements])
 
 
-def manager_of(module: object, name: str) -> pluggy.PluginManager:
+def manager_of(
+    module: object, name: str, refused: Iterable[str], group: str
+) -> pluggy.PluginManager:
     """Return a manager with the hooks of a module.
 
     Raises:
-        RegistrationError: the module is for another contract, or a function is no hook.
+        RegistrationError: the module is for another contract, a function is no hook, or a hook is one of `refused`,
+            which only modules in `group` are asked.
     """
     contract = getattr(module, "switchgear_contract", CONTRACT)
     if contract != CONTRACT:
@@ -232,6 +236,11 @@ def manager_of(module: object, name: str) -> pluggy.PluginManager:
     _check_hook_names(manager, module)
     manager.add_hookspecs(hookspecs)
     manager.register(module, name)
+    for hook in refused:
+        if getattr(manager.hook, hook).get_hookimpls():
+            raise RegistrationError(
+                f"{name} implements {hook}, asked in the entry-point group {group!r} alone; register it there"
+            )
     return manager
 
 

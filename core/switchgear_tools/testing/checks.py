@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -21,23 +21,18 @@ from switchgear_core.errors import (
     SwitchgearError,
 )
 from switchgear_core.ir.naming import symbols_of
-from switchgear_core.nesting import map_tensors, tensors_in, twin
+from switchgear_core.nearness import mismatch, widened
+from switchgear_core.nesting import map_tensors, memory_of, tensors_in, twin
 from switchgear_core.registry.executor import Executor
 from switchgear_core.registry.hookspecs import PassPlacement
+from switchgear_core.registry.isolation import restoring, states
 from switchgear_core.registry.plugin import Plugin
 from switchgear_core.registry.plugins import installed
-from switchgear_core.registry.registry import GradRule, ImplementationEntry, Table
+from switchgear_core.registry.registry import Table
 from switchgear_core.torch_private import new_fake_mode
 from switchgear_runtime.last_call import compiler_of
-from switchgear_tools.testing.comparison import (
-    Derivatives,
-    derivatives,
-    differences,
-    is_random,
-    stride_differences,
-    surroundings,
-)
-from switchgear_tools.testing.samples import Sample, samples_of, variants
+from switchgear_tools.testing.comparison import Derivatives, derivatives, unlike
+from switchgear_tools.testing.samples import Sample, is_random, samples_of, variants
 
 #: The most failures that are told of an operator.
 _TOLD = 5
@@ -115,13 +110,8 @@ def check_region(executor: Executor | str, function: Callable[..., object], *arg
         Failures: results differ, or the executor compiles no region.
     """
     name = executor if isinstance(executor, str) else executor.name
-    sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
     options = {"executors": [executor, "torch"], "check": True}
-    try:
-        failures = [*filter(None, _compared(sample, options, name, "execution"))]
-    except _Declined as error:
-        failures = [f"no region was taken: {error}"]
-    _raise(f"regions of {name}", [f"{sample}: {text}" for text in failures])
+    _check_function(f"regions of {name}", function, args, options, name)
 
 
 def check_pass(placement: PassPlacement, function: Callable[..., object], *args: object) -> None:
@@ -135,11 +125,23 @@ def check_pass(placement: PassPlacement, function: Callable[..., object], *args:
     Raises:
         Failures: results differ.
     """
-
-    sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
     options = {"executors": ["torch"], "passes": [placement]}
-    failures = [f"{sample}: {text}" for text in _compared(sample, options) if text]
-    _raise(f"pass {placement.name}", failures)
+    _check_function(f"pass {placement.name}", function, args, options)
+
+
+def _check_function(
+    what: str,
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    options: dict[str, Any],
+    name: str = "",
+) -> None:
+    sample = Sample(function, args, name=getattr(function, "__qualname__", "function"))
+    try:
+        failures = [f"{sample}: {text}" for text in _run_twice(sample, options, name) if text]
+    except _Declined as error:
+        failures = [f"no region was taken: {error}"]
+    _raise(what, failures)
 
 
 def check_plugin(name: str, samples: Mapping[object, Sequence[Sample]] | None = None) -> None:
@@ -166,30 +168,24 @@ def plugin_checks(
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Return the checks of `check_plugin`, each with its subject."""
     plugin = _plugin(name)
+    registry = plugin.registry
     table = {
         symbol.name: cases
         for group in (plugin.samples() if samples is None else [samples])
         for target, cases in group.items()
         for symbol in symbols_of(target)
     }
-    for executor in plugin.executors:
-        for symbols in _by_target(plugin.registry.implementations_of(executor.name)):
-            check = partial(check_implementation, executor.name, symbols)
-            yield _labelled("implementation", symbols, check, table)
-    for owner in sorted(plugin.registry.grad_rule_owners):
+    brought: list[tuple[str, Callable[..., None], str, Mapping[str, Any]]] = [
+        ("implementation", check_implementation, one.name, registry.implementations_of(one.name))
+        for one in plugin.executors
+    ]
+    for owner in sorted(registry.grad_rule_owners):
         source = owner if plugin.executors else plugin.name
-        for symbols in _by_target(plugin.registry.grad_rules_of(owner)):
-            yield _labelled("grad rule", symbols, partial(check_rule, source, symbols), table)
-
-
-def _labelled(
-    kind: str,
-    symbols: tuple[str, ...],
-    check: Callable[[Sequence[Sample]], None],
-    table: Mapping[str, Sequence[Sample]],
-) -> tuple[str, Callable[[], None]]:
-    cases = next((table[symbol] for symbol in symbols if symbol in table), ())
-    return f"{kind} of {_label(symbols)}", partial(check, cases)
+        brought.append(("grad rule", check_rule, source, registry.grad_rules_of(owner)))
+    for kind, check, source, entries in brought:
+        for symbols in _by_target(entries):
+            cases = next((table[symbol] for symbol in symbols if symbol in table), ())
+            yield f"{kind} of {_label(symbols)}", partial(check, source, symbols, cases)
 
 
 def _label(symbols: Sequence[str]) -> str:
@@ -197,27 +193,23 @@ def _label(symbols: Sequence[str]) -> str:
 
 
 def _plugin(name: str) -> Plugin:
-    plugins = [plugin for plugin in installed().plugins if plugin.name == name]
-    if not plugins:
-        names = ", ".join(plugin.name for plugin in installed().plugins)
+    plugins = {plugin.name: plugin for plugin in installed().plugins}
+    if name not in plugins:
         raise RegistrationError(
-            f"no plugin called {name!r} is loaded (loaded: {names}); see `switchgear plugins`"
+            f"no plugin called {name!r} is loaded (loaded: {', '.join(plugins)}); see `switchgear plugins`"
         )
-    return plugins[0]
+    return plugins[name]
 
 
-def _symbols(target: object) -> list[str]:
+def _symbols(target: object) -> Sequence[str]:
     # a plugin may have registered names that this process cannot resolve by itself
     if isinstance(target, tuple):
-        return [*target]
-    return (
-        [target]
-        if isinstance(target, str) and "::" not in target
-        else [symbol.name for symbol in symbols_of(target)]
-    )
+        return target
+    is_name = isinstance(target, str) and "::" not in target
+    return [str(target)] if is_name else [symbol.name for symbol in symbols_of(target)]
 
 
-def _by_target(entries: Mapping[str, ImplementationEntry | GradRule]) -> Iterator[tuple[str, ...]]:
+def _by_target(entries: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     """The names that are registered together, as are all overloads of a packet, of which calls use some."""
     groups: dict[tuple[str, Any], list[str]] = {}
     for symbol, entry in entries.items():
@@ -231,9 +223,9 @@ def _check(
     name: str,
     samples: Sequence[Sample],
     varied: Callable[[Sample], Iterator[Sample]],
-    examine: Callable[[Sample, str], Iterator[str]],
+    examine: Callable[[Sample, str], list[str]],
 ) -> None:
-    """Examine the variants of an operator's samples; `examine` yields failures, and an empty text for a call taken."""
+    """Examine the variants of an operator's samples; `examine` returns failures, or an empty text for a call taken."""
     failures: list[str] = []
     hits, declined = list[Sample](), dict[str, None]()
     everything = list[Sample]()
@@ -241,7 +233,7 @@ def _check(
         for variant in itertools.chain.from_iterable(map(varied, samples_of(symbol, samples))):
             everything.append(variant)
             try:
-                texts = [*examine(variant, symbol)]
+                texts = examine(variant, symbol)
                 wrong = [f"{variant}: {text}" for text in texts if text]
                 if wrong and symbol.startswith(_PYTORCHS):
                     _require_true_metadata(variant)
@@ -285,132 +277,109 @@ class _Declined(Exception):
 
 def _implementation(
     sample: Sample, symbol: str, *, name: str, options: dict[str, Any]
-) -> Iterator[str]:
+) -> list[str]:
     plain = _making(sample.mapped(torch.Tensor.detach))
     if is_random(plain):  # an implementation may draw numbers of its own
         jitted = sg.jit(plain.function, **options)
         jitted(*plain.args, **plain.kwargs)
         _require(jitted, name, "execution", symbol)
-        yield ""
-        return
-    failures = [*_compared(plain, options | {"check": True}, name, "execution", symbol)]
-    yield from failures
-    if not any(failures):
-        yield from _in_threads(plain, options)
+        return [""]
+    texts = _run_twice(plain, options | {"check": True}, name, symbol)
+    return texts if any(texts) else [*texts, *_in_threads(plain, options)]
 
 
-def _compared(
-    sample: Sample, options: dict[str, Any], name: str = "", kind: str = "", symbol: str = ""
-) -> Iterator[str]:
-    """How two jitted calls differ from eager's; an empty text if they do not."""
+def _run_twice(sample: Sample, options: dict[str, Any], name: str, symbol: str = "") -> list[str]:
+    """Return how two jitted calls differ from eager mode; an empty text if they do not."""
     jitted = sg.jit(sample.function, **options)
     slots = [place for place, tensor in enumerate(sample.tensors()) if tensor.requires_grad]
     expected = derivatives(sample, sample.function, slots, 1)
+    require = partial(_require, jitted, name, "execution", symbol) if name else lambda: None
     torch.manual_seed(0)
-    before = surroundings()
-    failures: list[str] = []
-    for _ in range(2):
-        try:
-            results = derivatives(sample, jitted, slots, 1)
-        except Exception as error:
-            _require_without(sample, slots, 1, error)
-            yield f"{type(error).__name__}: {error}"
-            return
-        if name:
-            _require(jitted, name, kind, symbol)
-        failures += [*differences(results, expected, slots, sample)]
-        failures += [] if failures else [*stride_differences(results, expected)]
-    if not failures:
-        failures = [
-            f"it changed {what}" for what, value in surroundings().items() if value != before[what]
-        ]
-    yield from failures or [""]
+    with restoring([state for state in states() if not state.is_minor]) as changed:
+        texts = _compared(sample, jitted, slots, expected, require)
+        texts = texts if any(texts) else _compared(sample, jitted, slots, expected, require)
+    return texts if any(texts) else [f"it changed {state.name}" for state in changed] or [""]
+
+
+def _compared(
+    sample: Sample,
+    jitted: Any,
+    slots: Sequence[int],
+    expected: Derivatives,
+    require: Callable[[], None],
+) -> list[str]:
+    """Return how derivatives of a jitted function differ; an empty text if they do not."""
+    orders = len(expected) - 1
+    try:
+        results = derivatives(sample, jitted, slots, orders)
+    except Exception as error:
+        _require_without(sample, slots, orders, error)
+        if compiler_of(jitted).last is not None:
+            require()
+        hint = "; if that is meant, check_rule(..., orders=1)"
+        return [f"{type(error).__name__}: {error}{hint * isinstance(error, NotDifferentiable)}"]
+    require()
+    return [*unlike(results, expected, slots, sample)] or [""]
 
 
 def _making(sample: Sample) -> Sample:
     """The call with copies of its results where those are views of arguments, which a program leaves to its caller."""
     call = sample.mapped(twin)
-    memory = {_memory(tensor) for tensor in call.tensors()} - {0}
-    viewing = any(_memory(tensor) in memory for tensor in tensors_in(call()))
+    memory = {memory_of(tensor) for tensor in call.tensors()} - {0}
+    viewing = any(memory_of(tensor) in memory for tensor in tensors_in(call()))
     return sample.then(partial(map_tensors, torch.clone)) if viewing else sample
 
 
-def _memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _double(tensor: torch.Tensor) -> torch.dtype | None:
-    """The dtype in which derivatives by a tensor are compared, if it can have some."""
-    if tensor.is_complex():
-        return torch.complex128
-    return torch.float64 if tensor.is_floating_point() else None
-
-
 def _in_double(sample: Sample) -> Iterator[Sample]:
-    """The variants of a sample in float64, in which derivatives are compared."""
-    for variant in variants(sample, ()):
-        double = variant.mapped(lambda tensor: twin(tensor, _double(tensor)))
-        yield _making(double if double.narrow is None else double.then(double.narrow))
+    """Yield the variants of a sample in float64, in which derivatives are compared."""
+    for variant in variants(sample.mapped(widened), ()):
+        yield _making(variant if variant.narrow is None else variant.then(variant.narrow))
 
 
 def _rule(
     sample: Sample, symbol: str, *, name: str, options: dict[str, Any], orders: int
-) -> Iterator[str]:
-    places = [place for place, tensor in enumerate(sample.tensors()) if _double(tensor)]
-    pytorchs = symbol.startswith(_PYTORCHS)
-    declined = dict[str, None]()
-    is_taken = False
+) -> list[str]:
+    places = [
+        place
+        for place, tensor in enumerate(sample.tensors())
+        if tensor.is_floating_point() or tensor.is_complex()
+    ]
+    texts, declined = list[str](), list[str]()
     for slots in (places, *([place] for place in places if len(places) > 1)):
         jitted = sg.jit(sample.function, **options)
         require = partial(_require, jitted, name, "gradient", symbol)
         try:
-            for text in _differentiated(sample, jitted, slots, orders, require, pytorchs=pytorchs):
-                is_taken = True
-                yield text
+            texts += _differentiated(sample, symbol, jitted, slots, orders, require)
         except _Declined as error:
-            declined[str(error)] = None
-    if declined and not is_taken:
-        raise _Declined("; ".join(declined))
+            declined.append(str(error))
+    if declined and not texts:
+        raise _Declined("; ".join(dict.fromkeys(declined)))
+    return texts
 
 
 def _differentiated(
     sample: Sample,
+    symbol: str,
     jitted: Any,
     slots: Sequence[int],
     orders: int,
     require: Callable[[], None],
-    *,
-    pytorchs: bool,
-) -> Iterator[str]:
-    """How derivatives by some arguments differ; an empty text if they do not, nothing where PyTorch refuses its own."""
+) -> list[str]:
+    """Return how derivatives by some arguments differ; nothing where PyTorch refuses its own."""
     expected = _pytorchs(sample, slots, orders)
-    if not expected and not pytorchs:
-        yield from _by_differences(sample, jitted, slots, require)
     if len(expected) < 2:
-        return
-    try:
-        results = derivatives(sample, jitted, slots, len(expected) - 1)
-    except Exception as error:
-        _require_without(sample, slots, len(expected) - 1, error)
-        if compiler_of(jitted).last is not None:
-            require()
-        hint = "; if that is meant, check_rule(..., orders=1)" * isinstance(
-            error, NotDifferentiable
-        )
-        yield f"{type(error).__name__}: {error}{hint}"
-        return
-    require()
-    drawn = any(differences(results[:1], expected[:1], (), sample)) and is_random(sample)
-    if drawn:  # a rule may draw numbers of its own, on which its derivative depends
-        yield from _by_differences(sample, jitted, slots, require)
-    else:
-        yield from [*differences(results, expected, slots, sample)] or [""]
+        is_foreign = not expected and not symbol.startswith(_PYTORCHS)
+        return _by_differences(sample, jitted, slots, require) if is_foreign else []
+    texts = _compared(sample, jitted, slots, expected, require)
+    # a rule may draw numbers of its own, on which its derivative depends
+    is_drawn = any(texts) and is_random(sample)
+    return _by_differences(sample, jitted, slots, require) if is_drawn else texts
 
 
 def _by_differences(
     sample: Sample, jitted: Any, slots: Sequence[int], require: Callable[[], None]
-) -> Iterator[str]:
-    """How the first derivative is not that of finite differences, where PyTorch's is none, or of other numbers."""
+) -> list[str]:
+    """Return how a first derivative differs from finite differences, where PyTorch has none, or of other numbers."""
     leaves = [sample.tensors()[place].clone().requires_grad_() for place in slots]
 
     def function(*leaves: torch.Tensor) -> Any:
@@ -425,10 +394,9 @@ def _by_differences(
         ours = isinstance(error, (SwitchgearError, GradcheckError))
         if not ours and compiler_of(jitted).last is None:
             raise _Declined(f"PyTorch refuses it: {error}") from error
-        yield f"{type(error).__name__}: {str(error).partition('NOTE:')[0].strip()}"
-        return
+        return [f"{type(error).__name__}: {str(error).partition('NOTE:')[0].strip()}"]
     require()
-    yield ""
+    return [""]
 
 
 def _pytorchs(sample: Sample, slots: Sequence[int], orders: int) -> Derivatives:
@@ -440,25 +408,20 @@ def _pytorchs(sample: Sample, slots: Sequence[int], orders: int) -> Derivatives:
 
 
 def _in_threads(sample: Sample, options: dict[str, Any]) -> Iterator[str]:
-    """How results in two threads at once differ from eager's."""
+    """Yield how results in two threads at once differ from eager mode."""
     jitted = sg.jit(sample.function, **options)
     expected = derivatives(sample, sample.function, (), 0)
-    wrong: list[str] = []
 
-    def run() -> None:
+    def run(_: int) -> list[str]:
         try:
-            for _ in range(3):
-                copied = sample.mapped(twin)
-                results = [[*tensors_in(jitted(*copied.args, **copied.kwargs))]]
-                wrong.extend(differences([*results], expected, (), sample))
+            copies = [sample.mapped(twin) for _ in range(3)]
+            results = [[*tensors_in(jitted(*one.args, **one.kwargs))] for one in copies]
+            return [text for one in results for text in unlike([one], expected, (), sample)]
         except Exception as error:
-            wrong.append(f"{type(error).__name__}: {error}")
+            return [f"{type(error).__name__}: {error}"]
 
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        wrong = itertools.chain(*pool.map(run, range(2)))
     yield from (f"in two threads at once: {text}" for text in dict.fromkeys(wrong))
 
 
@@ -482,9 +445,8 @@ def _require_true_metadata(sample: Sample) -> None:
     with contextlib.suppress(Exception), mode:  # not all can be called on fakes
         fakes = [*tensors_in(sample.mapped(mode.from_tensor)())]
     for fake, real in zip(fakes, tensors_in(sample.mapped(twin)()), strict=False):
-        if (fake.shape, fake.dtype) != (real.shape, real.dtype):
-            real_type, fake_type = ((tensor.dtype, tuple(tensor.shape)) for tensor in (real, fake))
-            raise _Declined(f"PyTorch's kernel gives {real_type}, its own fake of it {fake_type}")
+        if text := mismatch(real, fake):
+            raise _Declined(f"PyTorch's kernel and its own fake of it differ: {text}")
 
 
 def _require(jitted: object, name: str, kind: str, symbol: str) -> None:

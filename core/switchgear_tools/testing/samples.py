@@ -7,20 +7,33 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from switchgear_core.errors import RegistrationError
 from switchgear_core.ir.naming import symbol_of
 from switchgear_core.ir.symbol import Symbol
-from switchgear_core.nearness import tolerances
+from switchgear_core.nearness import Named, differences, named
 from switchgear_core.nesting import map_tensors, tensors_in, twin
 from switchgear_core.torch_private.operator_database import operator_database
 
 #: The most that are taken of what PyTorch's database has for an operator.
 MOST = 6
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
+_Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+_SOME = range(1, 65)
+#: Other layouts of tensors, with the numbers of dimensions that each is of.
+_LAYOUTS: tuple[tuple[str, range, _Change], ...] = (
+    ("non-contiguous", _SOME, lambda tensor: torch.stack([tensor, tensor], -1)[..., 0]),
+    ("expanded", _SOME, lambda tensor: tensor[:1].expand(tensor.shape)),
+    ("transposed", _SOME[1:], lambda tensor: tensor.mT.contiguous().mT),
+    (
+        "channels-last",
+        range(4, 5),
+        lambda tensor: tensor.contiguous(memory_format=torch.channels_last),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,92 +161,55 @@ def variants(sample: Sample, dtypes: Sequence[torch.dtype] = DTYPES) -> Iterator
     for changed in _variants(sample, dtypes):
         try:
             results = _results(changed, twin)
-            if changed is not sample and not _near(results, _results(changed, _compact)):
+            # a few kernels of PyTorch read repeated elements as if each were there
+            if changed is not sample and any(differences(results, _results(changed, _compact))):
                 continue
         except Exception:  # PyTorch refuses it, as the operator's author may
             continue
         yield changed
 
 
-def _results(sample: Sample, copy: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+def is_random(sample: Sample) -> bool:
+    """Check whether PyTorch draws random numbers, or gives other results in the next run."""
+    before = torch.get_rng_state()
+    first, second = (named(sample.mapped(twin)()) for _ in range(2))
+    return any(differences(first, second)) or not torch.equal(before, torch.get_rng_state())
+
+
+def _results(sample: Sample, copy: Callable[[torch.Tensor], torch.Tensor]) -> Named:
     torch.manual_seed(0)
-    return [*tensors_in(sample.mapped(copy)())]
+    return named(sample.mapped(copy)())
 
 
-def _near(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    """Whether results are the same; a few kernels of PyTorch's read repeated elements as if each were there."""
-    for result, other in zip(some, others, strict=True):
-        near, most = tolerances(other)
-        if result.layout is torch.strided and not torch.allclose(
-            result, other, near, most, equal_nan=True
-        ):
-            return False
-    return True
+def _compact(tensor: torch.Tensor) -> torch.Tensor:
+    return twin(tensor.contiguous() if tensor.layout is torch.strided else tensor)
 
 
 def _variants(sample: Sample, dtypes: Sequence[torch.dtype]) -> Iterator[Sample]:
     yield sample
     tensors = [tensor for tensor in sample.tensors() if tensor.layout is torch.strided]
-    if any(tensor.is_floating_point() for tensor in tensors):
-        for dtype in dtypes:
-            if any(tensor.is_floating_point() and tensor.dtype != dtype for tensor in tensors):
-                yield sample.mapped(
-                    functools.partial(_cast, dtype=dtype), str(dtype).removeprefix("torch.")
-                )
-    for name, change in _layouts(tensors):
-        yield sample.mapped(functools.partial(_where_strided, change), name)
-
-
-def _where_strided(
-    change: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor
-) -> torch.Tensor:
-    return change(tensor) if tensor.layout is torch.strided else tensor
-
-
-def _layouts(
-    tensors: Sequence[torch.Tensor],
-) -> Iterator[tuple[str, Callable[[torch.Tensor], torch.Tensor]]]:
-    """How tensors may be laid out otherwise, and called."""
-    dims = {tensor.dim() for tensor in tensors}
-    if dims - {0}:
-        yield "non-contiguous", _with_gaps
-        yield "expanded", _repeated
-    if dims - {0, 1}:
-        yield "transposed", _transposed
-    if 4 in dims:
-        yield "channels-last", _channels_last
-    if 0 not in dims and len({tensor.shape for tensor in tensors}) == 1:
-        yield "empty", lambda tensor: tensor[:0]
+    floats = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    for dtype in dtypes:
+        if floats - {dtype}:
+            cast = functools.partial(_cast, dtype=dtype)
+            yield sample.mapped(cast, str(dtype).removeprefix("torch."))
+    layouts = [*_LAYOUTS]
+    if len({tensor.shape for tensor in tensors}) == 1 and tensors[0].dim():
+        layouts.append(("empty", _SOME, lambda tensor: tensor[:0]))
         if tensors[0].numel():
-            yield "without dimensions", lambda tensor: tensor.flatten()[0]
+            layouts.append(("without dimensions", _SOME, lambda tensor: tensor.flatten()[0]))
+    for name, dims, change in layouts:
+        if any(tensor.dim() in dims for tensor in tensors):
+            yield sample.mapped(functools.partial(_laid_out, dims, change), name)
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _compact(tensor: torch.Tensor) -> torch.Tensor:
-    return (
-        tensor.detach().clone(memory_format=torch.contiguous_format)
-        if tensor.layout is torch.strided
-        else twin(tensor)
-    )
-
-
-def _with_gaps(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.stack([tensor, tensor], -1)[..., 0] if tensor.dim() else tensor
-
-
-def _transposed(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.mT.contiguous().mT if tensor.dim() > 1 else tensor
-
-
-def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-
-def _repeated(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor[:1].expand(tensor.shape) if tensor.dim() and tensor.numel() else tensor
+def _laid_out(dims: range, change: _Change, tensor: torch.Tensor) -> torch.Tensor:
+    is_meant = tensor.layout is torch.strided and tensor.dim() in dims
+    return change(tensor) if is_meant else tensor
 
 
 def _shown(value: object) -> str:
