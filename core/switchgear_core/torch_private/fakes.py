@@ -43,13 +43,10 @@ def make_fake(mode: FakeMode, layout: Layout) -> torch.Tensor:
     if mode.shape_env is None and not offset:
         with outside_autograd():
             return fake_of_layout(mode, layout)
-    reach = (
-        sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        if 0 not in shape
-        else 0
-    )
     with outside_autograd(), mode:
         if offset:
+            steps = zip(shape, stride, strict=True)
+            reach = 0 if 0 in shape else sum((size - 1) * step for size, step in steps)
             memory = torch.empty(offset + 1 + reach, dtype=dtype, device=device)
             fake = memory.as_strided(shape, stride, offset)
         else:
