@@ -30,6 +30,7 @@ from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.signature import InputSource
 from switchgear_core.record.sizes import Sizes, active_sizes
 from switchgear_frontend.floats import Float
+from switchgear_frontend.seeding import random_states
 from switchgear_frontend.session import Again
 from switchgear_python_state.identity import Place
 from switchgear_python_state.made import (
@@ -118,7 +119,7 @@ class PythonState(Handler):
             yield
             return
         reached = world.reached
-        reached.watch_global_streams()
+        draws = random_states()
         reached.places.has_objects = bool(arguments)
         world.arguments = arguments
         change = Change(_put_back, reached)
@@ -133,13 +134,19 @@ class PythonState(Handler):
                 replaced(recorder, "changed_objects", partial(_changed, reached)),
             ):
                 yield
+            if random_states() != draws:
+                raise Unsupported(
+                    "the function draws random numbers of Python or NumPy, which the first call alone would do; draw "
+                    "them outside of the function",
+                    splits=False,
+                )
         except AttributeError:
             _refuse_attributes_of_tensors(recorder, reached)
             raise
         except CaptureError as error:
             # TorchDynamo would assume, without a guard, that both are as in the first call
-            drawn = [entry.put_back() for entry in reached.streams.values() if not entry.is_global]
-            error.splits &= not (any(drawn) or reached.reads_environment)
+            uses = [stream.put_back() for stream in reached.streams.values()]
+            error.splits &= not (any(uses) or reached.reads_environment)
             raise
         finally:
             change.undo()

@@ -14,7 +14,6 @@ import functools
 import itertools
 import os
 import queue
-import random
 import sys
 import threading
 import types
@@ -158,7 +157,7 @@ class Reached:
         self.noted: set[tuple[int, str]] = set()
         #: Modules of which a parameter, buffer or submodule was read.
         self.opened: dict[int, Any] = {}
-        #: Stateful objects (random generators, memo tables) by id. A use changes the object, and no guard can check it.
+        #: Memo tables and context variables by id.
         self.streams: dict[int, Stream] = {}
         #: Whether user code runs after the function: the backward of a custom Function, when it is traced.
         self.runs_later = False
@@ -282,15 +281,6 @@ class Reached:
     def identities(self, located: Iterable[int]) -> Identities:
         """Return objects of the call with several paths, and located containers that are distinct."""
         return self.places.identities(self._objects, located)
-
-    def watch_global_streams(self) -> None:
-        """Record the global random streams of `random` and `numpy.random`."""
-        numpy = sys.modules.get("numpy")
-        streams = {"random": random.seed.__self__}  # type: ignore[attr-defined]
-        if numpy is not None:
-            streams["numpy.random"] = numpy.random.get_state.__self__
-        for name, stream in streams.items():
-            self.streams[id(stream)] = Stream(stream, f"the stream of {name}", is_global=True)
 
     def reach_argument(self, index: int, value: object) -> None:
         """Record an object among the arguments."""
