@@ -97,21 +97,6 @@ _NOT_IMPLICIT = frozenset(
 _ACCESSORS = ("__get", "__set", "__del")
 #: Methods that users replace.
 _REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__getitem__"})
-#: Methods that a metaclass may define: they run while a class is created and answer no later question about it.
-_OF_METACLASSES = frozenset(
-    {
-        *(
-            "__module__",
-            "__doc__",
-            "__qualname__",
-            "__new__",
-            "__init__",
-            "__prepare__",
-            "__firstlineno__",
-        ),
-        *("__static_attributes__", "__classcell__", "mro", "__dict__", "__weakref__"),
-    }
-)
 #: Special methods that run when code uses the class by its name.
 _IMPLIED = frozenset({"forward", "__init__", "__new__", "__post_init__", "backward", "setup_context"})
 #: Types of callables that a decorator wraps or a class runs.
@@ -907,11 +892,9 @@ def _refuse_alive(kind: type, label: str) -> None:
 
 
 def _refuse_metaclass(kind: type) -> None:
-    """Refuse a class whose metaclass answers attribute reads of the class: no guard covers these."""
+    """Refuse a class whose metaclass may answer attribute reads of the class: no guard covers these."""
     for meta in () if issubclass(type(kind), enum.EnumMeta) else _users_bases(type(kind)):
-        methods = {name for name, value in vars(meta).items() if hasattr(type(value), "__get__")}
-        is_fixed = _is_installed(meta) or methods <= _OF_METACLASSES
-        if "__getattr__" in vars(meta) or not is_fixed:
+        if "__getattr__" in vars(meta) or not _is_installed(meta):
             raise Unsupported(
                 f"the function reaches {kind.__qualname__}, and {meta.__qualname__}, a metaclass, answers for it in "
                 "ways that no guard tells; read the values outside of the function",
