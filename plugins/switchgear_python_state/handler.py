@@ -46,7 +46,7 @@ from switchgear_python_state.rebuilding import (
     Results,
     Template,
     build,
-    is_odd,
+    needs_rebuilding,
 )
 from switchgear_python_state.recording import Recording
 from switchgear_python_state.unforeseen import (
@@ -198,7 +198,7 @@ class PythonState(Handler):
         _refuse_attributes_of_tensors(recorder, reached)
         written_ids = {id(write.holder.target) for write in writes if write.place is None}
         written_ids |= packing.places.keys() - reached.places.of_call.keys()
-        is_plain = not writes and not is_odd(result, reached)
+        is_plain = not writes and not needs_rebuilding(result, reached)
         template = None if is_plain else packing.pack(result, "what it returns")
         results = (*tensors_in(result if is_plain else packing.leaves),)
         _refuse_attributes_of_results(results)

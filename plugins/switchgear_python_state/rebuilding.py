@@ -5,7 +5,6 @@ Existing objects come back by identity; created objects are rebuilt, and shared 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import types
@@ -24,7 +23,7 @@ from switchgear_core.record.signature import is_bound
 from switchgear_core.record.sizes import active_sizes, fixed, has_numbers, python
 from switchgear_frontend.floats import Float
 from switchgear_python_state.frozen import ATOMS, is_atom
-from switchgear_python_state.holders import Slots, dict_base, slots_of
+from switchgear_python_state.holders import Slots, dict_base, items_of, slots_of
 from switchgear_python_state.identity import Place
 from switchgear_python_state.reached import Reached, own_dict
 
@@ -66,7 +65,7 @@ class Again:
 class Built:
     """An object to build: its class, its items if it is a container, and its attributes.
 
-    `pattern` is further input of the class: the default of a dict, the length of a deque, the code of a function.
+    `pattern` is further input of the class: the code of a function.
     """
 
     index: int
@@ -127,11 +126,9 @@ class Packing:
             return Constant(fixed(value))
         if (index := self.locate(value)) is not None:
             return Located(index)
-        if isinstance(value, slice) and has_numbers(value):
-            parts = [self.pack(item, where) for item in (value.start, value.stop, value.step)]
-            return Built(-1, slice, (), tuple(parts), ())
         is_bare = not own_dict(value)
-        if (is_atom(value) and is_bare) or _is_fixed(value) or self._was_there(value):
+        is_constant = is_atom(value) and is_bare and not has_numbers(value)
+        if is_constant or _is_fixed(value) or self._was_there(value):
             return Constant(value)
         if id(value) in self._built:
             return Again(self._built[id(value)])
@@ -139,16 +136,16 @@ class Packing:
         self._refs.append(value)
         kind = type(value)
         keys: tuple[object, ...]
-        if isinstance(value, (list, set, deque)) or (is_bare and isinstance(value, (tuple, frozenset))):
-            keys, items = (), tuple(value)
-        elif isinstance(value, dict) and not any(isinstance(key, torch.Tensor) for key in value):
+        if isinstance(value, (list, set)) or (is_bare and _is_plain_tuple(value)):
+            keys, items = (), tuple(items_of(value))
+        elif isinstance(value, dict) and not (
+            isinstance(value, defaultdict) or any(isinstance(key, torch.Tensor) for key in dict.keys(value))
+        ):
             keys, items = tuple(map(key_of, dict.keys(value))), tuple(dict.values(value))
         elif isinstance(value, types.FunctionType):
             keys, items = (), (value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
         elif isinstance(value, types.CellType):
             keys, items = (), (value.cell_contents,)
-        elif isinstance(value, types.MethodType):
-            keys, items = (), (value.__func__, value.__self__)
         elif _is_plain_object(value):
             keys, items = (), ()
         else:
@@ -189,12 +186,8 @@ def key_of(key: object) -> object:
 
 
 def _pattern(value: object) -> object:
-    if isinstance(value, deque):
-        return value.maxlen
     if isinstance(value, types.FunctionType):
         return value.__code__, value.__globals__, value.__name__
-    if isinstance(value, defaultdict):
-        return value.default_factory
     has_dict = isinstance(value, dict) and type(value).__dictoffset__
     return _ITSELF if has_dict and vars(value) is value else None
 
@@ -205,6 +198,12 @@ def _is_fixed(value: object) -> bool:
         return not (value.__closure__ or value.__defaults__ or vars(value))
     is_builtin = isinstance(value, types.BuiltinFunctionType) and not is_bound(value)
     return is_builtin or isinstance(value, (type, types.ModuleType))
+
+
+def _is_plain_tuple(value: object) -> bool:
+    """Check whether a value is a tuple or frozenset that `_build` makes as its class does."""
+    is_in_c = isinstance(type(value).__new__, types.BuiltinMethodType)
+    return isinstance(value, (tuple, frozenset)) and (is_in_c or hasattr(value, "_fields"))
 
 
 def _is_plain_object(value: object) -> bool:
@@ -248,10 +247,9 @@ def _evaluated(expression: str, sizes: Mapping[str, int]) -> object:
 
 def _build(template: Built, part: Callable[[Template], object], objects: dict[int, Any]) -> Any:
     kind: Any = template.kind
-    if issubclass(kind, (tuple, frozenset, types.MethodType, slice)):
-        items = [part(item) for item in template.items]
-        is_spread = hasattr(kind, "_fields") or kind in (types.MethodType, slice)
-        value = objects[template.index] = kind(*items) if is_spread else kind(items)
+    if issubclass(kind, (tuple, frozenset)):
+        new = tuple.__new__ if hasattr(kind, "_fields") else kind.__new__
+        value = objects[template.index] = new(kind, [part(item) for item in template.items])
         return value
     if kind is types.FunctionType:
         return _function(template, part, objects)
@@ -262,10 +260,10 @@ def _build(template: Built, part: Callable[[Template], object], objects: dict[in
             base.__setitem__(value, key, part(item))
         if template.pattern is _ITSELF:
             value.__dict__ = value
-    elif isinstance(value, (list, deque)):
-        value.extend(part(item) for item in template.items)
+    elif isinstance(value, list):
+        list.extend(value, [part(item) for item in template.items])
     elif isinstance(value, set):
-        value.update(part(item) for item in template.items)
+        set.update(value, [part(item) for item in template.items])
     elif isinstance(value, types.CellType):
         value.cell_contents = part(template.items[0])
     attrs = own_dict(value)
@@ -292,36 +290,19 @@ def _function(template: Built, part: Callable[[Template], object], objects: dict
 
 def _empty(template: Built) -> Any:
     kind: Any = template.kind
-    if issubclass(kind, deque):
-        return kind(maxlen=template.pattern)
-    if issubclass(kind, defaultdict):
-        return kind(template.pattern)
     bases = OrderedDict, dict, list, set, types.CellType, types.SimpleNamespace
     return next((base for base in bases if issubclass(kind, base)), object).__new__(kind)
 
 
-def is_odd(value: Any, reached: Reached, ids: set[int] | None = None) -> bool:
-    """Check whether a return value holds a pre-existing object, one object twice, or extra attributes."""
+def needs_rebuilding(value: Any, reached: Reached, ids: set[int] | None = None) -> bool:
+    """Check whether a return value has more than tensors, constants and new containers of these, each met once."""
     if isinstance(value, torch.Tensor) or is_atom(value):
         return False
     ids = set() if ids is None else ids
-    if id(value) in ids:
+    is_new = type(value) is tuple or not reached.knows(value)
+    if type(value) not in (tuple, list, dict, deque, defaultdict) or not is_new or id(value) in ids:
         return True
     ids.add(id(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, (type, dict)):
-        fields = {field.name for field in dataclasses.fields(value)}
-        if not {name for name, _ in _attributes(value)} <= fields:
-            return True
-    if isinstance(value, (tuple, list)) and not reached.knows(value):
-        return any(is_odd(item, reached, ids) for item in value)
-    if isinstance(value, (tuple, frozenset)):
-        return False
-    if reached.knows(value) or isinstance(value, (types.MethodType, types.SimpleNamespace)):
+    if isinstance(value, dict) and not all(map(is_atom, value)):
         return True
-    if isinstance(value, types.FunctionType):
-        return bool(value.__closure__)
-    if isinstance(value, dict):
-        attrs = own_dict(value) or {}
-        is_plain = attrs.keys() <= dict.keys(value) and all(map(is_atom, dict.keys(value)))
-        return not is_plain or any(is_odd(item, reached, ids) for item in dict.values(value))
-    return any(is_odd(item, reached, ids) for _, item in _attributes(value))
+    return any(needs_rebuilding(item, reached, ids) for item in items_of(value))
