@@ -45,7 +45,6 @@ from switchgear_python_state.rebuilding import (
     Packing,
     Results,
     Template,
-    build,
     needs_rebuilding,
 )
 from switchgear_python_state.recording import Recording
@@ -94,7 +93,7 @@ class Replay:
             results = replace(results, sizes=sizes)
         for write in self.writes:
             write.do(results)
-        return build(self.result, results)
+        return self.result(results)
 
 
 class PythonState(Handler):
