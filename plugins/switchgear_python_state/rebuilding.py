@@ -58,6 +58,8 @@ class Packing:
     _indices: dict[int, int] = field(default_factory=dict)
     _built: dict[int, int] = field(default_factory=dict)
     _refs: list[object] = field(default_factory=list)
+    #: Numbers of tuples and functions whose parts, which are built first, are being packed.
+    _open: set[int] = field(default_factory=set)
 
     def pack(self, value: object, where: str) -> Template:
         """Return the template of a value that the function left at `where`."""
@@ -81,10 +83,14 @@ class Packing:
         if is_constant or _is_fixed(value) or self._was_there(value):
             return lambda _: value
         index = self._built.setdefault(id(value), len(self._built))
+        kind = type(value)
+        if index in self._open:
+            raise Unsupported(f"the function leaves in {where} a {kind.__name__} that holds itself; keep its parts")
         if index < len(self._refs):
             return lambda results: results.objects[index]
+        if isinstance(value, (tuple, frozenset, types.FunctionType)):
+            self._open.add(index)
         self._refs.append(value)
-        kind = type(value)
         keys: tuple[object, ...]
         if isinstance(value, (list, set)) or (is_bare and _is_plain_tuple(value)):
             keys, items = (), tuple(items_of(value))
@@ -104,6 +110,7 @@ class Packing:
                 "not rebuild; keep tensors, Python values and containers of these"
             )
         packed = tuple([self.pack(item, where) for item in items])
+        self._open.discard(index)
         attributes = tuple([(name, self.pack(item, where)) for name, item in _attributes(value)])
         return _Built(index, kind, keys, packed, attributes, _pattern(value))
 

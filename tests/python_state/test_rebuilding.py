@@ -94,6 +94,19 @@ def more_than_its_fields(x: Tensor) -> Any:
     return result
 
 
+def a_function_that_calls_itself(x: Tensor) -> Any:
+    def scaled(times: int) -> Any:
+        return scaled(times - 1) * 2 if times else x
+
+    return scaled
+
+
+def a_tuple_that_holds_itself(x: Tensor) -> Any:
+    result: tuple[Any, ...] = (x * 2, [])
+    result[1].append(result)
+    return result
+
+
 class Pair(tuple[Any, ...]):
     """A tuple that two values make."""
 
@@ -151,6 +164,16 @@ def test_results_share_what_eagers_share(name: str) -> None:
         assert shape(jitted(x)) == expected
     assert jitted(x) is not jitted(x)
     assert sg.cache_info(jitted).misses == 1
+
+
+@pytest.mark.parametrize("function", [a_function_that_calls_itself, a_tuple_that_holds_itself])
+def test_a_result_that_is_built_of_itself_falls_back(function: Callable[[Tensor], Any]) -> None:
+    jitted = sg.jit(function, executors=["torch"])
+    with falls_back("that holds itself"):
+        results = [jitted(torch.full((2,), number)) for number in (1.0, 2.0)]
+    for result, number in zip(results, (1.0, 2.0), strict=True):
+        value = result(3) if callable(result) else result[1][0][0]
+        assert torch.equal(value, torch.full((2,), 8 * number if callable(result) else 2 * number))
 
 
 @pytest.mark.parametrize("name", NOT_REBUILT)
