@@ -93,10 +93,6 @@ class _InDict(Holder):
 class Items(_InDict):
     """A dict, such as the `__dict__` of an instance."""
 
-    def was_empty(self) -> None:
-        """Record the initial content as empty."""
-        self.before, self._version = {}, None
-
     def content(self) -> Content:
         """Return the items."""
         target = self.target
