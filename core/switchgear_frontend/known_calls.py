@@ -150,7 +150,7 @@ def is_written_in_python(kind: type) -> bool:
 _STATEFUL = frozenset(
     {
         *("_hashlib", "_md5", "_sha1", "_sha2", "_sha256", "_sha512", "_sha3", "_blake2", "zlib"),
-        *("_csv", "_codecs", "_pickle"),
+        *("_csv", "_codecs", "_pickle", "_random"),
     }
 )
 
@@ -165,8 +165,9 @@ def is_known(kind: type) -> bool:
         package = str(base.__module__).partition(".")[0]
         if base.__module__ in _BINDINGS:  # the base of classes in other modules
             continue
-        is_safe = package in _PURE - _STATEFUL or is_written_in_python(base)
-        if base is bytearray or not is_safe:
+        is_stateful = package in _STATEFUL or base.__module__.startswith("numpy.random.")
+        is_safe = package in _PURE or is_written_in_python(base)
+        if base is bytearray or is_stateful or not is_safe:
             return False
         if is_shared and package in _SHARED:
             return False

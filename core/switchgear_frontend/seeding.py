@@ -6,6 +6,9 @@ During a capture, stand-ins replace the generators among the arguments and the d
 from __future__ import annotations
 
 import contextlib
+import pickle
+import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,14 +23,16 @@ _STATE = (
     *("clone_state", "graphsafe_get_state", "graphsafe_set_state"),
 )
 _CUDA = (
-    "manual_seed",
-    "manual_seed_all",
-    "seed",
-    "seed_all",
-    "initial_seed",
-    "get_rng_state",
-    "set_rng_state",
+    *("manual_seed", "manual_seed_all", "seed", "seed_all", "initial_seed"),
+    *("get_rng_state", "set_rng_state"),
 )
+
+
+def random_states() -> tuple[object, ...]:
+    """Return the states of the random streams of Python and NumPy, which compare by value."""
+    numpy = sys.modules.get("numpy")
+    states = (random.getstate(),)
+    return states if numpy is None else (*states, pickle.dumps(numpy.random.get_state()))
 
 
 class StandIn(torch.Generator):

@@ -30,6 +30,7 @@ from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.signature import InputSource
 from switchgear_core.record.sizes import Sizes, active_sizes
 from switchgear_frontend.floats import Float
+from switchgear_frontend.seeding import random_states
 from switchgear_frontend.session import Again
 from switchgear_python_state.identity import Place
 from switchgear_python_state.made import (
@@ -44,8 +45,7 @@ from switchgear_python_state.rebuilding import (
     Packing,
     Results,
     Template,
-    build,
-    is_odd,
+    needs_rebuilding,
 )
 from switchgear_python_state.recording import Recording
 from switchgear_python_state.unforeseen import (
@@ -93,7 +93,7 @@ class Replay:
             results = replace(results, sizes=sizes)
         for write in self.writes:
             write.do(results)
-        return build(self.result, results)
+        return self.result(results)
 
 
 class PythonState(Handler):
@@ -118,7 +118,7 @@ class PythonState(Handler):
             yield
             return
         reached = world.reached
-        reached.watch_global_streams()
+        draws = random_states()
         reached.places.has_objects = bool(arguments)
         world.arguments = arguments
         change = Change(_put_back, reached)
@@ -133,13 +133,19 @@ class PythonState(Handler):
                 replaced(recorder, "changed_objects", partial(_changed, reached)),
             ):
                 yield
+            if random_states() != draws:
+                raise Unsupported(
+                    "the function draws random numbers of Python or NumPy, which the first call alone would do; draw "
+                    "them outside of the function",
+                    splits=False,
+                )
         except AttributeError:
             _refuse_attributes_of_tensors(recorder, reached)
             raise
         except CaptureError as error:
             # TorchDynamo would assume, without a guard, that both are as in the first call
-            drawn = [entry.put_back() for entry in reached.streams.values() if not entry.is_global]
-            error.splits &= not (any(drawn) or reached.reads_environment)
+            uses = [stream.put_back() for stream in reached.streams.values()]
+            error.splits &= not (any(uses) or reached.reads_environment)
             raise
         finally:
             change.undo()
@@ -191,7 +197,7 @@ class PythonState(Handler):
         _refuse_attributes_of_tensors(recorder, reached)
         written_ids = {id(write.holder.target) for write in writes if write.place is None}
         written_ids |= packing.places.keys() - reached.places.of_call.keys()
-        is_plain = not writes and not is_odd(result, reached)
+        is_plain = not writes and not needs_rebuilding(result, reached)
         template = None if is_plain else packing.pack(result, "what it returns")
         results = (*tensors_in(result if is_plain else packing.leaves),)
         _refuse_attributes_of_results(results)

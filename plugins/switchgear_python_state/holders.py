@@ -7,7 +7,7 @@ import gc
 import operator
 import types
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any, TypeAlias
 
 import torch
@@ -93,10 +93,6 @@ class _InDict(Holder):
 class Items(_InDict):
     """A dict, such as the `__dict__` of an instance."""
 
-    def was_empty(self) -> None:
-        """Record the initial content as empty."""
-        self.before, self._version = {}, None
-
     def content(self) -> Content:
         """Return the items."""
         target = self.target
@@ -141,10 +137,8 @@ def items_of(value: Any) -> list[Any]:
     if isinstance(value, types.MappingProxyType):
         return [*value.values()]
     bases: tuple[Any, ...] = (tuple, list, set, frozenset, deque)
-    for base in bases:
-        if isinstance(value, base):
-            return [*base.__iter__(value)]
-    return [*value]
+    base = next(base for base in bases if isinstance(value, base))
+    return [*base.__iter__(value)]
 
 
 def dict_base(target: Content) -> type[dict[Any, Any]]:
@@ -251,12 +245,17 @@ class Slots(Holder):
 
     def put(self, content: Content) -> None:
         """Set or delete the slots."""
-        now = self.content()
-        for name in now.keys() - content.keys():
-            object.__delattr__(self.target, name)
-        for name, value in content.items():
-            if now.get(name, MISSING) is not value:
-                object.__setattr__(self.target, name, value)
+        _assign(self, content, object.__setattr__, object.__delattr__)
+
+
+def _assign(holder: Holder, content: Content, put: Callable[..., None], drop: Callable[..., None]) -> None:
+    """Set or delete the attributes that differ from `content`."""
+    now = holder.content()
+    for name in now.keys() - content.keys():
+        drop(holder.target, name)
+    for name, value in content.items():
+        if now.get(name, MISSING) is not value:
+            put(holder.target, name, value)
 
 
 def dict_of(kind: type) -> dict[str, Any]:
@@ -291,12 +290,7 @@ class ClassAttributes(_InDict):
 
     def put(self, content: Content) -> None:
         """Set or delete the attributes."""
-        now = self.content()
-        for name in now.keys() - content.keys():
-            delattr(self.target, name)
-        for name, value in content.items():
-            if now.get(name, MISSING) is not value:
-                setattr(self.target, name, value)
+        _assign(self, content, setattr, delattr)
 
 
 NOT_SET = frozenset(

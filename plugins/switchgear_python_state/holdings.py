@@ -19,36 +19,27 @@ _H = TypeVar("_H", bound=Holder)
 
 
 class Holdings:
-    """Holders by id of their targets; empty dicts, as most of modules and functions are, get a holder on a change."""
+    """Holders by id of their targets."""
 
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
         self._symbolic: list[Holder] = []
-        #: Dicts that were empty, each with its owner and name.
-        self._empty: dict[int, tuple[dict[Any, Any], str, str]] = {}
         #: The attributes that code sets, such as variables of modules.
         self.names_set: set[str] = set()
 
     def __contains__(self, target: object) -> bool:
-        return id(target) in self.holders or id(target) in self._empty
+        return id(target) in self.holders
 
     def hold(self, kind: type[_H], target: Any, label: str) -> _H:
         """Return the holder of a target, created with this kind if there is none."""
         holder: Any = self.holders.get(id(target))
         if holder is None:
             holder = self.holders[id(target)] = kind(target, label)
-            if self._empty.pop(id(target), None) is not None:
-                holder.was_empty()
         return holder  # type: ignore[no-any-return]
 
     def hold_dict(self, target: dict[Any, Any], owner: str, name: str) -> Content:
         """Return the initial content of an owner's dict."""
-        if id(target) in self._empty:
-            return {}
-        if dict.__len__(target) or id(target) in self.holders:
-            return self.hold(_kind_of(name), target, f"{owner}.{name}").before
-        self._empty[id(target)] = target, owner, name
-        return {}
+        return self.hold(Attributes if name == "__dict__" else Items, target, f"{owner}.{name}").before
 
     def make_symbolic(self, holder: Holder, key: object, number: Any) -> None:
         """Put a symbolic number at a key, until everything is restored."""
@@ -67,8 +58,6 @@ class Holdings:
 
     def changed(self) -> list[Holder]:
         """Return the holders whose content has changed since they were reached."""
-        for target, owner, name in [held for held in self._empty.values() if held[0]]:
-            self.hold(_kind_of(name), target, f"{owner}.{name}")
         for holder in self.holders.values() if self.names_set else ():
             if isinstance(holder, Variables) and not holder.is_untouched():
                 holder.watch(self.names_set)
@@ -87,9 +76,3 @@ class Holdings:
         for holder in self.holders.values():
             holder.before = holder.all = {}
         self.holders.clear()
-        self._empty.clear()
-
-
-def _kind_of(name: str) -> type[Items]:
-    """Return the holder class of the dict behind an attribute."""
-    return Attributes if name == "__dict__" else Items

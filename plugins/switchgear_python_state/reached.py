@@ -14,7 +14,6 @@ import functools
 import itertools
 import os
 import queue
-import random
 import sys
 import threading
 import types
@@ -98,21 +97,6 @@ _NOT_IMPLICIT = frozenset(
 _ACCESSORS = ("__get", "__set", "__del")
 #: Methods that users replace.
 _REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__getitem__"})
-#: Methods that a metaclass may define: they run while a class is created and answer no later question about it.
-_OF_METACLASSES = frozenset(
-    {
-        *(
-            "__module__",
-            "__doc__",
-            "__qualname__",
-            "__new__",
-            "__init__",
-            "__prepare__",
-            "__firstlineno__",
-        ),
-        *("__static_attributes__", "__classcell__", "mro", "__dict__", "__weakref__"),
-    }
-)
 #: Special methods that run when code uses the class by its name.
 _IMPLIED = frozenset({"forward", "__init__", "__new__", "__post_init__", "backward", "setup_context"})
 #: Types of callables that a decorator wraps or a class runs.
@@ -158,7 +142,7 @@ class Reached:
         self.noted: set[tuple[int, str]] = set()
         #: Modules of which a parameter, buffer or submodule was read.
         self.opened: dict[int, Any] = {}
-        #: Stateful objects (random generators, memo tables) by id. A use changes the object, and no guard can check it.
+        #: Memo tables and context variables by id.
         self.streams: dict[int, Stream] = {}
         #: Whether user code runs after the function: the backward of a custom Function, when it is traced.
         self.runs_later = False
@@ -282,15 +266,6 @@ class Reached:
     def identities(self, located: Iterable[int]) -> Identities:
         """Return objects of the call with several paths, and located containers that are distinct."""
         return self.places.identities(self._objects, located)
-
-    def watch_global_streams(self) -> None:
-        """Record the global random streams of `random` and `numpy.random`."""
-        numpy = sys.modules.get("numpy")
-        streams = {"random": random.seed.__self__}  # type: ignore[attr-defined]
-        if numpy is not None:
-            streams["numpy.random"] = numpy.random.get_state.__self__
-        for name, stream in streams.items():
-            self.streams[id(stream)] = Stream(stream, f"the stream of {name}", is_global=True)
 
     def reach_argument(self, index: int, value: object) -> None:
         """Record an object among the arguments."""
@@ -917,11 +892,9 @@ def _refuse_alive(kind: type, label: str) -> None:
 
 
 def _refuse_metaclass(kind: type) -> None:
-    """Refuse a class whose metaclass answers attribute reads of the class: no guard covers these."""
+    """Refuse a class whose metaclass may answer attribute reads of the class: no guard covers these."""
     for meta in () if issubclass(type(kind), enum.EnumMeta) else _users_bases(type(kind)):
-        methods = {name for name, value in vars(meta).items() if hasattr(type(value), "__get__")}
-        is_fixed = _is_installed(meta) or methods <= _OF_METACLASSES
-        if "__getattr__" in vars(meta) or not is_fixed:
+        if "__getattr__" in vars(meta) or not _is_installed(meta):
             raise Unsupported(
                 f"the function reaches {kind.__qualname__}, and {meta.__qualname__}, a metaclass, answers for it in "
                 "ways that no guard tells; read the values outside of the function",

@@ -5,14 +5,13 @@ Existing objects come back by identity; created objects are rebuilt, and shared 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -24,81 +23,27 @@ from switchgear_core.record.signature import is_bound
 from switchgear_core.record.sizes import active_sizes, fixed, has_numbers, python
 from switchgear_frontend.floats import Float
 from switchgear_python_state.frozen import ATOMS, is_atom
-from switchgear_python_state.holders import Slots, dict_base, slots_of
+from switchgear_python_state.holders import Slots, items_of, slots_of
 from switchgear_python_state.identity import Place
 from switchgear_python_state.reached import Reached, own_dict
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """An object shared by every call."""
-
-    value: object
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A tensor or number of the call, by its index among the outputs of the trace."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Item(Leaf):
-    """The float in a tensor of the call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number computed from the sizes of a call, as a Python expression over their names."""
-
-    expression: str
-
-
-@dataclass(frozen=True, slots=True)
-class Again:
-    """An object rebuilt before, by number."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """An object to build: its class, its items if it is a container, and its attributes.
-
-    `pattern` is further input of the class: the default of a dict, the length of a deque, the code of a function.
-    """
-
-    index: int
-    kind: type
-    keys: tuple[object, ...]
-    items: tuple[Template, ...]
-    attributes: tuple[tuple[str, Template], ...]
-    pattern: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Located:
-    """An object that a call finds at a place, by number."""
-
-    index: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
     """Results of a call: the leaves from the trace, the objects at the places, and the objects rebuilt so far."""
 
-    leaves: Sequence[object]
+    leaves: Sequence[Any]
     located: Sequence[Any]
     sizes: Mapping[str, int] = field(default_factory=dict)
     objects: dict[int, Any] = field(default_factory=dict)
 
 
+#: A builder of a value, from the results of a call.
+Template: TypeAlias = Callable[[Results], Any]
 #: Types of keys in which symbolic numbers can be replaced.
 _KEYS = (*ATOMS, *internals.SYMBOLIC, tuple, frozenset, type)
 #: The pattern of a dict that is its own `__dict__`.
 _ITSELF = object()
-Template = Located | Constant | Leaf | Item | Number | Again | Built
 
 
 @dataclass(slots=True, eq=False)
@@ -113,42 +58,50 @@ class Packing:
     _indices: dict[int, int] = field(default_factory=dict)
     _built: dict[int, int] = field(default_factory=dict)
     _refs: list[object] = field(default_factory=list)
+    #: Numbers of tuples and functions whose parts, which are built first, are being packed.
+    _open: set[int] = field(default_factory=set)
 
     def pack(self, value: object, where: str) -> Template:
         """Return the template of a value that the function left at `where`."""
         if isinstance(value, torch.SymInt):
             self.has_numbers = True
-            return Number(python(value))
+            code = _code(python(value))
+            return lambda results: eval(code, {"torch": torch, "math": math}, dict(results.sizes))
         if isinstance(value, Float):
-            return Item(self._leaf(value.tensor))
+            leaf = self._leaf(value.tensor)
+            return lambda results: results.leaves[leaf].item()
         if isinstance(value, (torch.Tensor, torch.SymFloat, torch.SymBool)):
-            return Leaf(self._leaf(value))
+            leaf = self._leaf(value)
+            return lambda results: results.leaves[leaf]
         if isinstance(value, torch.Size):
-            return Constant(fixed(value))
-        if (index := self.locate(value)) is not None:
-            return Located(index)
-        if isinstance(value, slice) and has_numbers(value):
-            parts = [self.pack(item, where) for item in (value.start, value.stop, value.step)]
-            return Built(-1, slice, (), tuple(parts), ())
+            size = fixed(value)
+            return lambda _: size
+        if (place := self.locate(value)) is not None:
+            return lambda results: results.located[place]
         is_bare = not own_dict(value)
-        if (is_atom(value) and is_bare) or _is_fixed(value) or self._was_there(value):
-            return Constant(value)
-        if id(value) in self._built:
-            return Again(self._built[id(value)])
-        index = self._built[id(value)] = len(self._built)
-        self._refs.append(value)
+        is_constant = is_atom(value) and is_bare and not has_numbers(value)
+        if is_constant or _is_fixed(value) or self._was_there(value):
+            return lambda _: value
+        index = self._built.setdefault(id(value), len(self._built))
         kind = type(value)
+        if index in self._open:
+            raise Unsupported(f"the function leaves in {where} a {kind.__name__} that holds itself; keep its parts")
+        if index < len(self._refs):
+            return lambda results: results.objects[index]
+        if isinstance(value, (tuple, frozenset, types.FunctionType)):
+            self._open.add(index)
+        self._refs.append(value)
         keys: tuple[object, ...]
-        if isinstance(value, (list, set, deque)) or (is_bare and isinstance(value, (tuple, frozenset))):
-            keys, items = (), tuple(value)
-        elif isinstance(value, dict) and not any(isinstance(key, torch.Tensor) for key in value):
+        if isinstance(value, (list, set)) or (is_bare and _is_plain_tuple(value)):
+            keys, items = (), tuple(items_of(value))
+        elif isinstance(value, dict) and not (
+            isinstance(value, defaultdict) or any(isinstance(key, torch.Tensor) for key in dict.keys(value))
+        ):
             keys, items = tuple(map(key_of, dict.keys(value))), tuple(dict.values(value))
         elif isinstance(value, types.FunctionType):
             keys, items = (), (value.__defaults__, value.__kwdefaults__, *(value.__closure__ or ()))
         elif isinstance(value, types.CellType):
             keys, items = (), (value.cell_contents,)
-        elif isinstance(value, types.MethodType):
-            keys, items = (), (value.__func__, value.__self__)
         elif _is_plain_object(value):
             keys, items = (), ()
         else:
@@ -157,8 +110,9 @@ class Packing:
                 "not rebuild; keep tensors, Python values and containers of these"
             )
         packed = tuple([self.pack(item, where) for item in items])
+        self._open.discard(index)
         attributes = tuple([(name, self.pack(item, where)) for name, item in _attributes(value)])
-        return Built(index, kind, keys, packed, attributes, _pattern(value))
+        return _Built(index, kind, keys, packed, attributes, _pattern(value))
 
     def locate(self, value: object) -> int | None:
         """Return the number of the place of an object that each call has of its own."""
@@ -189,12 +143,8 @@ def key_of(key: object) -> object:
 
 
 def _pattern(value: object) -> object:
-    if isinstance(value, deque):
-        return value.maxlen
     if isinstance(value, types.FunctionType):
         return value.__code__, value.__globals__, value.__name__
-    if isinstance(value, defaultdict):
-        return value.default_factory
     has_dict = isinstance(value, dict) and type(value).__dictoffset__
     return _ITSELF if has_dict and vars(value) is value else None
 
@@ -205,6 +155,12 @@ def _is_fixed(value: object) -> bool:
         return not (value.__closure__ or value.__defaults__ or vars(value))
     is_builtin = isinstance(value, types.BuiltinFunctionType) and not is_bound(value)
     return is_builtin or isinstance(value, (type, types.ModuleType))
+
+
+def _is_plain_tuple(value: object) -> bool:
+    """Check whether a value is a tuple or frozenset that `_build` makes as its class does."""
+    is_in_c = isinstance(type(value).__new__, types.BuiltinMethodType)
+    return isinstance(value, (tuple, frozenset)) and (is_in_c or hasattr(value, "_fields"))
 
 
 def _is_plain_object(value: object) -> bool:
@@ -220,108 +176,77 @@ def _attributes(value: object) -> Iterable[tuple[str, Any]]:
     return (*(own_dict(value) or {}).items(), *slots.items())
 
 
-def build(template: Template, results: Results) -> object:
-    """Build the value of a call."""
-    if isinstance(template, Item):
-        return results.leaves[template.index].item()  # type: ignore[attr-defined]
-    if isinstance(template, Leaf):
-        return results.leaves[template.index]
-    if isinstance(template, Constant):
-        return template.value
-    if isinstance(template, Number):
-        return _evaluated(template.expression, results.sizes)
-    if isinstance(template, Again):
-        return results.objects[template.index]
-    if isinstance(template, Located):
-        return results.located[template.index]
-    return _build(template, lambda part: build(part, results), results.objects)
-
-
 @functools.lru_cache(4096)
 def _code(expression: str) -> types.CodeType:
     return compile(expression, "<switchgear number>", "eval")
 
 
-def _evaluated(expression: str, sizes: Mapping[str, int]) -> object:
-    return eval(_code(expression), {"torch": torch, "math": math}, dict(sizes))
+@dataclass(frozen=True, slots=True, eq=False)
+class _Built:
+    """A builder of an object: its class, its items if it is a container, and its attributes.
 
+    `pattern` is further input of the class: the code of a function.
+    """
 
-def _build(template: Built, part: Callable[[Template], object], objects: dict[int, Any]) -> Any:
-    kind: Any = template.kind
-    if issubclass(kind, (tuple, frozenset, types.MethodType, slice)):
-        items = [part(item) for item in template.items]
-        is_spread = hasattr(kind, "_fields") or kind in (types.MethodType, slice)
-        value = objects[template.index] = kind(*items) if is_spread else kind(items)
+    index: int
+    kind: Any
+    keys: tuple[object, ...]
+    items: tuple[Template, ...]
+    attributes: tuple[tuple[str, Template], ...]
+    pattern: Any = None
+
+    def __call__(self, results: Results) -> Any:
+        """Build the object of a call, once."""
+        kind = self.kind
+        if kind is types.FunctionType:
+            return self._function(results)
+        if issubclass(kind, (tuple, frozenset)):
+            new = tuple.__new__ if hasattr(kind, "_fields") else kind.__new__
+            value = results.objects[self.index] = new(kind, [item(results) for item in self.items])
+            return value
+        bases = OrderedDict, dict, list, set, types.CellType, types.SimpleNamespace
+        base: Any = next((base for base in bases if issubclass(kind, base)), object)
+        value = results.objects[self.index] = base.__new__(kind)
+        items = [item(results) for item in self.items]
+        if isinstance(value, dict):
+            for key, item in zip(self.keys, items, strict=True):
+                base.__setitem__(value, key, item)
+            if self.pattern is _ITSELF:
+                value.__dict__ = value
+        elif isinstance(value, list):
+            list.extend(value, items)
+        elif isinstance(value, set):
+            set.update(value, items)
+        elif isinstance(value, types.CellType):
+            value.cell_contents = items[0]
+        attrs = own_dict(value)
+        for name, attribute in self.attributes:
+            if attrs is not None and name not in {*slots_of(kind)}:
+                attrs[name] = attribute(results)
+            else:
+                object.__setattr__(value, name, attribute(results))
         return value
-    if kind is types.FunctionType:
-        return _function(template, part, objects)
-    value = objects[template.index] = _empty(template)
-    if isinstance(value, dict):
-        base = dict_base(value)
-        for key, item in zip(template.keys, template.items, strict=True):
-            base.__setitem__(value, key, part(item))
-        if template.pattern is _ITSELF:
-            value.__dict__ = value
-    elif isinstance(value, (list, deque)):
-        value.extend(part(item) for item in template.items)
-    elif isinstance(value, set):
-        value.update(part(item) for item in template.items)
-    elif isinstance(value, types.CellType):
-        value.cell_contents = part(template.items[0])
-    attrs = own_dict(value)
-    for name, item in template.attributes:
-        if attrs is not None and name not in {*slots_of(kind)}:
-            attrs[name] = part(item)
-        else:
-            object.__setattr__(value, name, part(item))
-    return value
+
+    def _function(self, results: Results) -> types.FunctionType:
+        code, scope, name = self.pattern
+        defaults, keyword_defaults, *cells = [item(results) for item in self.items]
+        function = types.FunctionType(code, scope, name, defaults, (*cells,) or None)
+        results.objects[self.index] = function
+        function.__kwdefaults__ = keyword_defaults
+        for attribute, item in self.attributes:
+            setattr(function, attribute, item(results))
+        return function
 
 
-def _function(template: Built, part: Callable[[Template], object], objects: dict[int, Any]) -> types.FunctionType:
-    code, scope, name = template.pattern
-    cells: Any = tuple([part(cell) for cell in template.items[2:]])
-    defaults: Any = part(template.items[0])
-    keyword_defaults: Any = part(template.items[1])
-    function = types.FunctionType(code, scope, name, defaults, cells or None)
-    objects[template.index] = function
-    function.__kwdefaults__ = keyword_defaults
-    for attribute, item in template.attributes:
-        setattr(function, attribute, part(item))
-    return function
-
-
-def _empty(template: Built) -> Any:
-    kind: Any = template.kind
-    if issubclass(kind, deque):
-        return kind(maxlen=template.pattern)
-    if issubclass(kind, defaultdict):
-        return kind(template.pattern)
-    bases = OrderedDict, dict, list, set, types.CellType, types.SimpleNamespace
-    return next((base for base in bases if issubclass(kind, base)), object).__new__(kind)
-
-
-def is_odd(value: Any, reached: Reached, ids: set[int] | None = None) -> bool:
-    """Check whether a return value holds a pre-existing object, one object twice, or extra attributes."""
+def needs_rebuilding(value: Any, reached: Reached, ids: set[int] | None = None) -> bool:
+    """Check whether a return value has more than tensors, constants and new containers of these, each met once."""
     if isinstance(value, torch.Tensor) or is_atom(value):
         return False
     ids = set() if ids is None else ids
-    if id(value) in ids:
+    is_new = type(value) is tuple or not reached.knows(value)
+    if type(value) not in (tuple, list, dict, deque, defaultdict) or not is_new or id(value) in ids:
         return True
     ids.add(id(value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, (type, dict)):
-        fields = {field.name for field in dataclasses.fields(value)}
-        if not {name for name, _ in _attributes(value)} <= fields:
-            return True
-    if isinstance(value, (tuple, list)) and not reached.knows(value):
-        return any(is_odd(item, reached, ids) for item in value)
-    if isinstance(value, (tuple, frozenset)):
-        return False
-    if reached.knows(value) or isinstance(value, (types.MethodType, types.SimpleNamespace)):
+    if isinstance(value, dict) and not all(map(is_atom, value)):
         return True
-    if isinstance(value, types.FunctionType):
-        return bool(value.__closure__)
-    if isinstance(value, dict):
-        attrs = own_dict(value) or {}
-        is_plain = attrs.keys() <= dict.keys(value) and all(map(is_atom, dict.keys(value)))
-        return not is_plain or any(is_odd(item, reached, ids) for item in dict.values(value))
-    return any(is_odd(item, reached, ids) for _, item in _attributes(value))
+    return any(needs_rebuilding(item, reached, ids) for item in items_of(value))

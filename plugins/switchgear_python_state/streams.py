@@ -1,11 +1,9 @@
-"""Streams: stateful objects that every use changes. Their state is restored after a capture, and a use is refused."""
+"""Streams: memo tables and context variables. Their state is restored after a capture, and a use is refused."""
 
 from __future__ import annotations
 
 import functools
 import gc
-import pickle
-import random
 import types
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -17,14 +15,12 @@ from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
 from switchgear_python_state.holders import MISSING
 
-_Memo: type = type(functools.lru_cache(lambda: None))
+_Memo: Any = type(functools.lru_cache(lambda: None))
 
 
 def has_stream(value: object) -> bool:
-    """Check whether an object is a random stream of Python or NumPy, a memo of functools, or a context variable."""
-    return isinstance(value, (random.Random, _Memo, ContextVar)) or (
-        type(value).__module__.startswith("numpy.random") and hasattr(value, "random")
-    )
+    """Check whether an object is a memo table of functools or a context variable."""
+    return isinstance(value, (_Memo, ContextVar))
 
 
 def variable_of_context(variable: ContextVar[Any]) -> Any:
@@ -36,61 +32,35 @@ def variable_of_context(variable: ContextVar[Any]) -> Any:
 
 
 class Stream:
-    """A stateful object, with its initial state."""
+    """A memo table with its initial results, or a context variable with its initial value."""
 
-    def __init__(self, value: Any, label: str, *, is_global: bool = False) -> None:
-        self.is_global = is_global
+    def __init__(self, value: Any, label: str) -> None:
         self._value = value
         self._label = label
-        self._before = self._state()
-        is_plain = isinstance(value, (_Memo, ContextVar))
-        self._keys = {*_results(value)} if isinstance(value, _Memo) else set()
-        self._uses = _uses(value)
-        self._pickled = None if is_plain else pickle.dumps(self._before)
-
-    def _state(self) -> Any:
-        value = self._value
-        if isinstance(value, random.Random):
-            return value.getstate()
-        if isinstance(value, ContextVar):
-            return variable_of_context(value)
-        if isinstance(value, _Memo):
-            return value.cache_info().misses  # type: ignore[attr-defined]
-        return value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state()
-
-    def _is_same(self, now: Any) -> bool:
-        before = self._before
-        if self._pickled is not None:
-            return pickle.dumps(now) == self._pickled
-        return now is before or (type(now) is int and bool(now == before))
+        is_memo = isinstance(value, _Memo)
+        self._before: Any = {*_results(value)} if is_memo else variable_of_context(value)
+        #: Hits and misses.
+        self._uses = value.cache_info()[:2] if is_memo else None
 
     def put_back(self) -> bool:
-        """Restore the initial state; return whether it had changed."""
-        now, before, value = self._state(), self._before, self._value
-        if self._is_same(now):
-            return False
-        if isinstance(value, _Memo):
-            if not _holds_wrappers(value):
-                return False
-            results = _results(value)
-            new = results.keys() - self._keys
-            for key in new:
-                del results[key]
-            return bool(new)
+        """Restore the variable, or remove results that hold stand-ins; return whether there were any."""
+        value = self._value
         if isinstance(value, ContextVar):
-            if before is not MISSING:
-                value.set(before)
-        elif isinstance(value, random.Random):
-            value.setstate(before)
-        elif hasattr(value, "bit_generator"):
-            value.bit_generator.state = before
-        else:
-            value.set_state(before)
+            is_changed = variable_of_context(value) is not self._before
+            if is_changed and self._before is not MISSING:
+                value.set(self._before)
+            return is_changed
+        results = _results(value)
+        new = results.keys() - self._before
+        if not new or not _holds_wrappers(value):
+            return False
+        for key in new:
+            del results[key]
         return True
 
     def results_stay(self) -> Callable[[], bool] | None:
         """Return a check that a memo still holds its current results, or None if the capture did not use the memo."""
-        if _uses(self._value) == self._uses:
+        if self._uses is None or self._value.cache_info()[:2] == self._uses:
             return None
         results = _results(self._value)
         held = [*results.values()]
@@ -104,11 +74,6 @@ class Stream:
                 "guard can see; use it outside of the function",
                 splits=False,  # TorchDynamo does not see the use either
             )
-
-
-def _uses(value: Any) -> object:
-    # hits and misses
-    return value.cache_info()[:2] if isinstance(value, _Memo) else None  # type: ignore[attr-defined]
 
 
 def _results(memo: Any) -> dict[Any, Any]:

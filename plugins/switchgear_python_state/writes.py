@@ -20,7 +20,6 @@ from switchgear_python_state.rebuilding import (
     Packing,
     Results,
     Template,
-    build,
     key_of,
 )
 
@@ -44,7 +43,7 @@ class Write:
         holder = self.holder
         target = holder.target if self.place is None else results.located[self.place]
         if self.appended:
-            target.extend([build(item, results) for item in self.appended])
+            target.extend([item(results) for item in self.appended])
             return
         if self.place is not None:
             holder = type(holder)(target, holder.label)
@@ -52,7 +51,7 @@ class Write:
         for key in self.removed:
             content.pop(key, None)
         for key, template in self.stored:
-            content[key] = build(template, results)
+            content[key] = template(results)
         holder.put(content)
 
 

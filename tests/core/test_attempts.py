@@ -35,7 +35,7 @@ MODES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
 }
 STREAMS: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
     "Python's": (random.getstate, random.random),
-    "NumPy's": (lambda: np.random.get_state()[1].tolist(), lambda: np.random.rand()),  # type: ignore[index]
+    "NumPy's": (lambda: str(np.random.get_state()), lambda: np.random.rand()),
     "PyTorch's": (lambda: torch.get_rng_state().tolist(), lambda: torch.rand(1)),
 }
 ENDS: list[Any] = [ValueError, KeyboardInterrupt]

@@ -145,25 +145,6 @@ def view_of_state() -> Scenario:
 
 
 @case()
-def bound_method_of_state() -> Scenario:
-    class Scaler:
-        scale = 2.0
-
-        def apply(self, x: Tensor) -> Tensor:
-            return x * self.scale
-
-    scaler = Scaler()
-
-    def drive(call: Call) -> Steps:
-        for scale in (1.0, 2.0, 3.0):
-            y, function = call(points())
-            put(scaler, scale=scale)
-            yield y, function(y), function.__self__ is scaler
-
-    return Scenario(lambda x: (x * 2, scaler.apply), drive)
-
-
-@case()
 def function_over_a_tensor() -> Scenario:
     def forward(x: Tensor) -> Any:
         y = x * 2

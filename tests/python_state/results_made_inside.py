@@ -75,11 +75,6 @@ def closure_that_counts() -> Scenario:
 
 
 @case()
-def bound_method_of_a_result() -> Scenario:
-    return _applied(lambda x: Detection(x * 2, "a.png").largest, lambda largest: largest())
-
-
-@case()
 def object_with_a_method() -> Scenario:
     return _applied(lambda x: Detection(x * 2, "a.png"), lambda found: (found.largest(), found.image))
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -219,13 +220,32 @@ def test_what_no_part_of_a_function_would_see(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("SWITCHGEAR_TEST_SCALE", "1")
     assert torch.equal(environment(X), X * 2)
     chance = sg.jit(scaled_by_chance, executors=["torch"], fallback="split")
-    with falls_back(kind="DataDependent"):
+    with falls_back("RANDOM, a Random"):
         first = chance(X)
     assert not torch.equal(chance(X), first)
     memo = sg.jit(lambda x: x * table(x.shape[0]), executors=["torch"], fallback="split")
     with falls_back("_lru_cache_wrapper"):
         first = memo(X)
     assert torch.equal(memo(X), first)
+
+
+class Drawing(random.Random):
+    """A stream of a user's class."""
+
+
+@pytest.mark.parametrize(
+    ("stream", "name"),
+    [
+        *((random.Random, "random"), (Drawing, "random")),
+        *((np.random.default_rng, "random"), (np.random.RandomState, "random_sample")),
+    ],
+)
+def test_a_stream_that_is_reached_falls_back(stream: Callable[[int], Any], name: str) -> None:
+    ours, plain = stream(3), stream(3)
+    jitted = sg.jit(lambda x: x * sum(draw() for draw in [getattr(ours, name)]), executors=["torch"])
+    with falls_back("ours, a .*use it outside of the function"):
+        drawn = [jitted(X) for _ in range(3)]
+    assert all(torch.equal(result, X * getattr(plain, name)()) for result in drawn)
 
 
 @pytest.mark.parametrize("size", [None, 128, 2])

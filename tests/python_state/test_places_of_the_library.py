@@ -77,6 +77,23 @@ class Counting(nn.Module):
         return x * 2
 
 
+class Registered(type):
+    """Lists the classes it makes."""
+
+    made: ClassVar[list[str]] = []
+
+    def __new__(cls, name: str, bases: tuple[type, ...], attrs: dict[str, Any]) -> type:
+        """Make and list one."""
+        cls.made.append(name)
+        return super().__new__(cls, name, bases, attrs)
+
+
+class OfRegistry(metaclass=Registered):
+    """Has a level of its own."""
+
+    level = 1.0
+
+
 class Key:
     """Can be referred to weakly."""
 
@@ -99,7 +116,6 @@ def cases() -> dict[str, Case]:
         "a view of a dictionary": (lambda x: x * view["rate"], lambda: held.update(rate=2.0)),
         "a chain of dictionaries": (lambda x: x * chain["rate"], lambda: chain.update(rate=2.0)),
         "a configuration": (lambda x: x * int(words["a"]["b"]), lambda: words["a"].update(b="2")),
-        "a class's class": (lambda x: x * OfLevel.level, lambda: setattr(Leveled, "level", 2.0)),
         "the parts of a module": (lambda x: x * len([*net.modules()]), lambda: net.append(nn.ReLU())),
         "a part of a module": (
             lambda x: x * isinstance(net[0], nn.Linear),
@@ -151,6 +167,15 @@ def test_what_is_not_come_by_does_not_matter() -> None:
     jitted(X)
     assert sg.cache_info(jitted).hits == 1
     assert torch.equal(jitted(X, flag=True), X * 2)
+
+
+@pytest.mark.parametrize(("kind", "holder"), [(OfLevel, Leveled), (OfRegistry, OfRegistry)])
+def test_a_class_of_a_metaclass_falls_back(kind: Any, holder: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    jitted = sg.jit(lambda x: x * kind.level, executors=["torch"])
+    with falls_back("a metaclass, .*read the values outside"):
+        assert torch.equal(jitted(X), X)
+    monkeypatch.setattr(holder, "level", 2.0)
+    assert torch.equal(jitted(X), X * 2)
 
 
 @pytest.mark.parametrize("kind", [threading.local, OfThread])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import switchgear as sg
+from tests.falling_back import falls_back
 from tests.in_turn import in_turn
 
 BEFORE: dict[str, Any] = {"list": [1, 2], "dict": {"a": 1}}
@@ -30,6 +32,9 @@ class Plain:
 
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(attributes)
+
+    def kept(self) -> Any:
+        return vars(self)
 
 
 def parts(value: Any) -> list[Any]:
@@ -89,13 +94,42 @@ def more_than_its_fields(x: Tensor) -> Any:
     return result
 
 
+def a_function_that_calls_itself(x: Tensor) -> Any:
+    def scaled(times: int) -> Any:
+        return scaled(times - 1) * 2 if times else x
+
+    return scaled
+
+
+def a_tuple_that_holds_itself(x: Tensor) -> Any:
+    result: tuple[Any, ...] = (x * 2, [])
+    result[1].append(result)
+    return result
+
+
+class Pair(tuple[Any, ...]):
+    """A tuple that two values make."""
+
+    __slots__ = ()
+
+    def __new__(cls, first: Any, second: Any) -> Pair:
+        """Join them."""
+        return super().__new__(cls, (first, second))
+
+
+class Doubling(list[Any]):
+    """Holds twice what is added at once."""
+
+    def extend(self, items: Any) -> None:
+        """Add twice."""
+        super().extend([*items] * 2)
+
+
 RESULTS: dict[str, Callable[[Tensor], Any]] = {
     "a list twice": twice(lambda y: [y]),
     "a tuple twice": twice(lambda y: (y,)),
     "a dict twice": twice(lambda y: {"a": y}),
     "an ordered dict twice": twice(lambda y: OrderedDict(a=y)),
-    "a dict with a default twice": twice(lambda y: defaultdict(list, a=y)),
-    "a deque twice": twice(lambda y: deque([y], maxlen=3)),
     "an object twice": twice(lambda y: Plain(a=y)),
     "a namespace twice": twice(lambda y: types.SimpleNamespace(a=y)),
     "a dataclass twice": twice(lambda y: Batch(y)),
@@ -111,6 +145,14 @@ RESULTS: dict[str, Callable[[Tensor], Any]] = {
     "a list of before": lambda x: (x * 2, BEFORE["list"]),
     "a dict of before twice": lambda x: [BEFORE["dict"], x * 2, Batch(BEFORE["dict"])],
     "an empty list twice": twice(lambda y: []),
+    "a list of a class": lambda x: Doubling([x * 2]),
+    "a dict of a class": lambda x: Counter(a=x.shape[0]),
+}
+NOT_REBUILT: dict[str, Callable[[Tensor], Any]] = {
+    "a dict with a default twice": twice(lambda y: defaultdict(list, a=y)),
+    "a deque twice": twice(lambda y: deque([y], maxlen=3)),
+    "a method": lambda x: Plain(a=x * 2, b=Plain(a=x).kept),
+    "a tuple of a class": lambda x: Pair(x * 2, 1),
 }
 
 
@@ -122,3 +164,22 @@ def test_results_share_what_eagers_share(name: str) -> None:
         assert shape(jitted(x)) == expected
     assert jitted(x) is not jitted(x)
     assert sg.cache_info(jitted).misses == 1
+
+
+@pytest.mark.parametrize("function", [a_function_that_calls_itself, a_tuple_that_holds_itself])
+def test_a_result_that_is_built_of_itself_falls_back(function: Callable[[Tensor], Any]) -> None:
+    jitted = sg.jit(function, executors=["torch"])
+    with falls_back("that holds itself"):
+        results = [jitted(torch.full((2,), number)) for number in (1.0, 2.0)]
+    for result, number in zip(results, (1.0, 2.0), strict=True):
+        value = result(3) if callable(result) else result[1][0][0]
+        assert torch.equal(value, torch.full((2,), 8 * number if callable(result) else 2 * number))
+
+
+@pytest.mark.parametrize("name", NOT_REBUILT)
+def test_a_result_that_no_call_rebuilds_falls_back(name: str) -> None:
+    jitted = sg.jit(NOT_REBUILT[name], executors=["torch"])
+    calls = [torch.ones(size) for size in (2, 3, 4, 5)]
+    with falls_back("in what it returns, which a later call could not rebuild"):
+        results = [jitted(x) for x in calls]
+    assert [shape(result) for result in results] == [shape(NOT_REBUILT[name](x)) for x in calls]

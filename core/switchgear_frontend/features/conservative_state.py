@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import pickle
-import random
 import sys
 import types
 from collections import deque
@@ -31,6 +29,7 @@ from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.user_code import is_of_pytorch, is_standard
 from switchgear_frontend.known_calls import refuse_call, refuse_start
 from switchgear_frontend.running_code import RunningCode
+from switchgear_frontend.seeding import random_states
 
 _MISSING: Any = object()
 #: Values that are equal if type and content are.
@@ -268,13 +267,6 @@ class _Snapshot:
                 holder.write(content)
 
 
-def _draws() -> tuple[object, ...]:
-    """Return the states of the random streams of Python and NumPy, which compare by value."""
-    numpy = sys.modules.get("numpy")
-    states = (random.getstate(),)
-    return states if numpy is None else (*states, pickle.dumps(numpy.random.get_state()))
-
-
 class ConservativeState(Handler):
     """Comparer of all Python state that a function can reach."""
 
@@ -296,7 +288,7 @@ class ConservativeState(Handler):
         for root in roots:
             snapshot.reach(root, getattr(root, "__name__", type(root).__name__))
         code = RunningCode(snapshot.started, snapshot.called)
-        draws = _draws()
+        draws = random_states()
         change = Change(snapshot.put_back)
         try:
             with code.active(), replaced(recorder, "isolation", code):
@@ -304,7 +296,7 @@ class ConservativeState(Handler):
             code.ran()
             if snapshot.failure is not None:
                 raise snapshot.failure
-            where = snapshot.changed() or ("random numbers" if _draws() != draws else "")
+            where = snapshot.changed() or ("random numbers" if random_states() != draws else "")
             if where:
                 raise Unsupported(
                     f"the function changes Python state ({where}); the part python_state repeats that in each call",
