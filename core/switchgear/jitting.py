@@ -58,6 +58,7 @@ def jit(
         A function with the same signature, a module that shares the original's state, or a decorator.
 
     Raises:
+        TypeError: no part declares an option, or the first argument cannot be called.
         InvalidInput: an option has an invalid value, or the function cannot be jitted.
         UnknownExecutor: no installed executor has a listed name.
         ExecutorUnavailable: with `strict`, a listed executor cannot run here.

@@ -63,7 +63,8 @@ def defaults(**options: Unpack[Defaults]) -> Iterator[None]:
         **options: options of `jit`, by their names.
 
     Raises:
-        InvalidInput: an option is unknown, or has an invalid value.
+        TypeError: no part declares an option.
+        InvalidInput: an option has an invalid value.
         UnknownExecutor: no installed executor has a listed name.
     """
     values: dict[str, Any] = {**options}

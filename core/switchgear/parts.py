@@ -17,8 +17,10 @@ from switchgear_core.passes.programs import Programs
 from switchgear_core.protocols import CapturedCall, Frontend, Runtime
 from switchgear_core.registry.hookspecs import Building, Job
 from switchgear_core.registry.options import Option, at_least, flag, instance, one_of, several
+from switchgear_core.registry.savings import AS_EAGER, Problem, Saving, Savings
 
 __all__ = [
+    "AS_EAGER",
     "Building",
     "CapturedCall",
     "DirectFrontend",
@@ -26,8 +28,11 @@ __all__ = [
     "Frontend",
     "Job",
     "Option",
+    "Problem",
     "Programs",
     "Runtime",
+    "Saving",
+    "Savings",
     "at_least",
     "flag",
     "instance",

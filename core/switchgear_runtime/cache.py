@@ -197,6 +197,8 @@ class Cache:
         dims = {
             n for n, pair in enumerate(zip(before[0], now[0], strict=True)) if pair[0] != pair[1]
         }
+        if any(entry.is_of_frontend for entry in self._order):
+            return text  # `dynamic` is an option of the shipped front end
         parameter = name.removeprefix("argument ")
         return f"{text}; pass dynamic={{{parameter!r}: {dims}}} for one program for all sizes"
 

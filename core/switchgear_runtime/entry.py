@@ -51,6 +51,9 @@ from switchgear_runtime.rewinding import rewinding, streams_before_late_checks
 class Entry:
     """A captured call, compiled; `prologue` tells whether another call fits, `run` runs it."""
 
+    #: Whether the front end of a part captured the call.
+    is_of_frontend = False
+
     @compiles
     def __init__(
         self,

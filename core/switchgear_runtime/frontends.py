@@ -43,7 +43,7 @@ def entry_by_parts(
         RuleError: a front end raised, or returned something invalid.
     """
     for part in selection.parts.all:
-        for frontend in part.ask("switchgear_frontends") or ():
+        for frontend in part.ask("switchgear_frontends", selection=selection) or ():
             try:
                 captured = _captured(frontend, function, call, selection)
             except CaptureError:
@@ -94,6 +94,8 @@ class _Bound:
 
 class FrontendEntry(Entry):
     """An entry for calls that a part's front end captured."""
+
+    is_of_frontend = True
 
     @compiles
     def __init__(

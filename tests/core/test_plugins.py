@@ -195,12 +195,24 @@ def more(registry):
 def test_disabled_is_refused_before_import(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWITCHGEAR_DISABLE", "other, mine")
     entry = site.add("mine", executor_plugin("mine"))
-    with pytest.warns(PluginWarning, match=r"SWITCHGEAR_DISABLE names other, .*\(there are: kept, mine\)"):
+    with pytest.warns(PluginWarning, match=r"SWITCHGEAR_DISABLE names other, .*\(there are: .*kept, .*mine.*\)"):
         loaded = load([entry, site.add("kept", executor_plugin("kept"))])
     assert names(loaded) == ["kept"]
     assert status_of(loaded, "mine").status == "disabled"
     assert "SWITCHGEAR_DISABLE" in status_of(loaded, "mine").error
     assert entry.value not in sys.modules
+
+
+@pytest.mark.discovery
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["python_state", "inductor"])
+def test_a_part_and_a_plugin_are_disabled_without_a_warning(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("SWITCHGEAR_DISABLE", name)
+    parts.forget_parts()
+    loaded = {part.name for part in parts.installed_parts().all} | {one.name for one in plugins.installed().plugins}
+    parts.forget_parts()
+    assert name not in loaded
+    assert loaded
 
 
 def test_two_distributions_with_one_entry_point_name(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

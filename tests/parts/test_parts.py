@@ -30,8 +30,12 @@ class OneTensor:
         return self.direct.capture(function, args, kwargs, handlers)
 
 @sg.hookimpl
-def switchgear_frontends():
-    return [OneTensor()]
+def switchgear_frontends(selection):
+    return [OneTensor()] if selection.settings["plain"] else []
+
+@sg.hookimpl
+def switchgear_options():
+    return [parts.Option("plain", True, "the function reads nothing else.", **parts.one_of(True, False))]
 """
 EAGER_RUNTIME = """
 class Eager:
@@ -91,6 +95,22 @@ def test_a_call_that_it_refuses_goes_to_the_next(install: Install) -> None:
     jitted = sg.jit(lambda x, y: x + y, executors=["torch"], fallback="error")
     assert torch.equal(jitted(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
     assert "one tensor" not in str(sg.explain(jitted).facts.guards)
+
+
+def test_a_front_end_follows_an_option(install: Install) -> None:
+    install(one=ONE_TENSOR)
+    jitted = sg.jit(torch.sin, executors=["torch"], plain=False)  # type: ignore[call-overload]
+    jitted(torch.ones(2))
+    assert "one tensor" not in str(sg.explain(jitted).facts.guards)
+
+
+def test_a_recompilation_by_a_front_end_recommends_no_option_of_another(install: Install) -> None:
+    install(one=ONE_TENSOR)
+    jitted = sg.jit(lambda x: x.sin(), executors=["torch"])
+    for size in (2, 3):
+        jitted(torch.ones(size))
+    (_, reason) = sg.cache_info(jitted).reasons
+    assert reason == "argument x changed from f32[2] to f32[3]"
 
 
 def test_an_option_of_a_part(install: Install) -> None:

@@ -353,8 +353,12 @@ def switchgear_options() -> Sequence[Option]:  # type: ignore[empty-body]
 
 
 @_hookspec
-def switchgear_frontends() -> Sequence[Any]:  # type: ignore[empty-body]
-    """Return front ends, each a `switchgear_core.protocols.Frontend`, asked before the shipped one. For parts only."""
+def switchgear_frontends(selection: Any) -> Sequence[Any]:  # type: ignore[empty-body]
+    """Return front ends, each a `switchgear_core.protocols.Frontend`, asked before the shipped one. For parts only.
+
+    Args:
+        selection: the participants of the call; `selection.settings` has its options.
+    """
 
 
 @_hookspec(firstresult=True)

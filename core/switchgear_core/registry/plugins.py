@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from switchgear_core.patches import Lock
 from switchgear_core.record.attempts import undoing
 from switchgear_core.record.handler import left_out
 from switchgear_core.registry.executor import Executor, reason_limited, reason_unavailable
-from switchgear_core.registry.hookspecs import DISTRIBUTIONS, PROJECT
+from switchgear_core.registry.hookspecs import DISTRIBUTIONS, PARTS, PROJECT
 from switchgear_core.registry.isolation import Import, isolated, uncaptured
 from switchgear_core.registry.plugin import (
     DISABLE_VARIABLE,
@@ -254,7 +255,10 @@ def load(candidates: Iterable[EntryPoint]) -> Plugins:
 
 def _refuse(candidates: Sequence[Candidate[Any]]) -> None:
     """Refuse plugins before import: disabled plugins, and plugins of one name unless one ships with Switchgear."""
-    disabled = left_out(DISABLE_VARIABLE, [item.name for item in candidates])
+    # the variable names plugins and parts
+    others = (entry.name for group in (PROJECT, PARTS) for entry in entry_points(group=group))
+    names = itertools.chain([item.name for item in candidates], others)
+    disabled = left_out(DISABLE_VARIABLE, names)
     for item in candidates:
         rivals = [other for other in candidates if other.name == item.name]
         if item.name in disabled:

@@ -78,7 +78,14 @@ class Savings(Protocol):
         """Whether the choice saves the same values as eager mode where no executor fuses."""
 
     def choose(self, problem: Problem) -> Saving:
-        """Choose the saved values of a forward."""
+        """Choose the saved values of a forward.
+
+        Args:
+            problem: the joint trace, and the values that its backward reads.
+
+        Returns:
+            The names of the saved values, with the reasons.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from switchgear_core.nesting import map_tensors, memory_of, tensors_in, twin
 from switchgear_core.registry.executor import Executor
 from switchgear_core.registry.hookspecs import PassPlacement
 from switchgear_core.registry.isolation import restoring, states
+from switchgear_core.registry.parts import installed_parts
 from switchgear_core.registry.plugin import Plugin
 from switchgear_core.registry.plugins import installed
 from switchgear_core.registry.registry import Table
@@ -194,6 +195,8 @@ def _label(symbols: Sequence[str]) -> str:
 
 def _plugin(name: str) -> Plugin:
     plugins = {plugin.name: plugin for plugin in installed().plugins}
+    if name in {part.name for part in installed_parts().all}:
+        raise RegistrationError(f"{name!r} is a part: it registers no operators to test")
     if name not in plugins:
         raise RegistrationError(
             f"no plugin called {name!r} is loaded (loaded: {', '.join(plugins)}); see `switchgear plugins`"
