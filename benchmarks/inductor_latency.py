@@ -17,7 +17,7 @@ import transformers
 import switchgear as sg
 from benchmarks.compile_latency import LAYERS, first_result, per_layer
 from benchmarks.measure import Samples, table, verdict
-from switchgear_core.disk_cache import CACHE_VARIABLE
+from switchgear.disk_cache import CACHE_VARIABLE
 
 #: The longest times, as fractions of the peer's: without caches on disk, and with the first process's caches.
 COLD_LIMIT, WARM_LIMIT = 0.8, 0.5

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.measure import Samples, table, verdict
-from switchgear_core.disk_cache import CACHE_VARIABLE
+from switchgear.disk_cache import CACHE_VARIABLE
 
 #: The most seconds: importing Switchgear beyond torch, and the first call of one linear layer with `["torch"]`.
 IMPORT_LIMIT, FIRST_LIMIT = 0.15, 0.3

@@ -25,7 +25,7 @@ from benchmarks.measure import Ratio, Samples, geometric_mean, interleave, per_c
 from benchmarks.memory import Held, measure
 from benchmarks.whole_step import whole_steps_allowed
 from benchmarks.workloads import WORKLOADS, Function, Mode, Task, Workload
-from switchgear_core.disk_cache import CACHE_VARIABLE
+from switchgear.disk_cache import CACHE_VARIABLE
 
 #: Rounds of a run, and with `quick`.
 ROUNDS, QUICK_ROUNDS = 15, 2

@@ -21,7 +21,7 @@ import transformers
 import switchgear as sg
 from benchmarks.measure import verdict
 from benchmarks.workloads import WORKLOADS, Mode, Task
-from switchgear_core.disk_cache import CACHE_VARIABLE
+from switchgear.disk_cache import CACHE_VARIABLE
 
 #: Seconds of steps for each contestant.
 SECONDS, QUICK_SECONDS = 45.0, 3.0

@@ -6,11 +6,10 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from switchgear import capture, errors, executors, passes, testing
+    from switchgear import capture, disk_cache, errors, executors, passes, testing
     from switchgear.functional import grad, value_and_grad, vjp
     from switchgear.jitting import jit
     from switchgear.options import defaults
-    from switchgear_core import disk_cache
     from switchgear_core.ir.choice import Declined
     from switchgear_core.ir.proxy import TensorProxy
     from switchgear_core.ir.symbol import BoundSymbol, Symbol
@@ -77,7 +76,7 @@ _MODULES = {
         name: f"switchgear.{name}"
         for name in ("capture", "errors", "executors", "passes", "testing")
     },
-    "disk_cache": "switchgear_core.disk_cache",
+    "disk_cache": "switchgear.disk_cache",
 }
 #: The modules of the other names.
 _PLACES = {

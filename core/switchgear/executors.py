@@ -9,9 +9,9 @@ Hooks receive a `Registry`, a `Region` and a `RegionContext`, and return an `Imp
 `surroundings` is the part of a key that names machine and versions.
 """
 
+from switchgear.machine import surroundings
 from switchgear.progress import Progress
 from switchgear_core.ir.choice import Choice, Implementation, Saved
-from switchgear_core.machine import surroundings
 from switchgear_core.registry.hookspecs import RegionContext
 from switchgear_core.registry.region import Region, RegionChoice
 from switchgear_core.registry.registry import Registry

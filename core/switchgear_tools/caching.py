@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import torch
 
+from switchgear import disk_cache
+from switchgear.machine import machine
 from switchgear.progress import Progress
-from switchgear_core import disk_cache
 from switchgear_core.errors import InvalidInput
-from switchgear_core.machine import machine
 
 _MANIFEST = "manifest.json"
 _FORMAT = 3

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from switchgear_core.disk_cache import write
+from switchgear.disk_cache import write
+from switchgear.machine import surroundings
 from switchgear_core.errors import InvalidInput, OtherDecisions
 from switchgear_core.ir.trace import Trace
-from switchgear_core.machine import surroundings
 from switchgear_core.registry.answers import Answer, Answers, as_json, from_json
 from switchgear_core.registry.plugin import Chooser
 from switchgear_core.registry.region import Region, RegionChoice

@@ -29,12 +29,12 @@ from typing import IO, Any
 
 import torch
 
+from switchgear import disk_cache
+from switchgear.machine import surroundings
 from switchgear_background.modes import COMPILE_VARIABLE, mode_of
 from switchgear_background.parcel import pack
-from switchgear_core import disk_cache
 from switchgear_core import torch_private as internals
 from switchgear_core.ir.trace import Trace
-from switchgear_core.machine import surroundings
 from switchgear_core.regions.fuse import may_have_regions
 from switchgear_core.registry.answers import Answers, from_json
 from switchgear_core.registry.executor import Executor

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from switchgear import disk_cache
 from switchgear_background.jobs import receive, send
 from switchgear_background.parcel import unpack
-from switchgear_core import disk_cache
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import SwitchgearError
 from switchgear_core.passes.pipeline import fused

@@ -17,10 +17,9 @@ from torch import Tensor
 
 import switchgear as sg
 from conftest import shipped
-from switchgear import disk_cache
+from switchgear import disk_cache, machine
 from switchgear.errors import CacheWarning, ExecutorFailed, PluginWarning
 from switchgear_contest import contest, measuring
-from switchgear_core import machine
 from switchgear_core.regions.choose import Contestants
 from switchgear_core.registry import plugins
 from switchgear_core.registry.order import select

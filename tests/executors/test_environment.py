@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from switchgear_core import disk_cache
+from switchgear import disk_cache
 from switchgear_core.errors import warn_once
 from switchgear_inductor import InductorExecutor, environment
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import switchgear as sg
 import switchgear_inductor
 from switchgear import disk_cache
-from switchgear_core.disk_cache import CACHE_VARIABLE
+from switchgear.disk_cache import CACHE_VARIABLE
 from switchgear_inductor import InductorExecutor, loading
 from switchgear_inductor.executor import _internals, _is_surely_lowered
 from tests.core.training import backward, forward, leaf, lines
