@@ -1486,7 +1486,37 @@ def test_a_backward_for_some_inputs_computes_their_gradients_alone(how: str, is_
     bridge = last_entry(jitted).bridge
     assert bridge is not None
     if how == "grad of second order":
-        ((_, trace),) = bridge.backwards._differentiable.values()
+        (differentiable,) = bridge.backwards._differentiable.values()
+        trace = differentiable.trace
     else:
         trace = bridge.backwards.last_backward.stages[-1]
     assert [proxy is not None for proxy in trace.outputs].count(True) == 1
+
+
+@pytest.mark.parametrize("activation", [torch.nn.Tanh(), torch.nn.LeakyReLU(0.2), torch.nn.Identity()], ids=repr)
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_gradients_of_second_order_are_added_in_eagers_order(activation: torch.nn.Module, calls: int) -> None:
+    """To those of other calls: of a weight that a linear layer reads as a view, and of one that is read as it is."""
+
+    class Critic(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(64, 64), activation, torch.nn.Linear(64, 32))
+            self.last = torch.nn.Parameter(torch.randn(32, 1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x).tanh() @ self.last
+
+    critic = Critic()
+    places, *others = torch.randn(3, 16, 64)
+    results = []
+    for called in (critic, sg.jit(critic, executors=["torch"])):
+        critic.zero_grad()
+        x = places.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(called(x).sum(), x, create_graph=True)
+        loss = (slope.norm(2, 1) - 1).square().mean()
+        for other in others[: calls - 1]:
+            loss = called(other).mean() + loss * 10
+        loss.backward()
+        results.append([parameter.grad for parameter in critic.parameters()])
+    assert not [*differences(results[0], results[1], "gradients")]

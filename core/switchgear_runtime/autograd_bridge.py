@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -293,7 +293,28 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
         needs = _needed_edges(ctx, needs)
     if bridge.inner:
         late = getattr(ctx, "late", {}) if bridge.differentiated else {}
-        grads += late.pop(internals.graph_task(), None) or (None,) * (len(bridge.inner) - 1)
+        late = late.pop(internals.graph_task(), {})
+        grads += tuple([late.pop(index - bridge.count, None) for index in bridge.inner[1:]])
+        if late:  # gradients of inputs
+            return _with_late(_backward_of(ctx, grads, needs), bridge.backwards.places, late)
+    return _backward_of(ctx, grads, needs)
+
+
+def _with_late(
+    results: Sequence[Any], places: Mapping[int, int], late: Mapping[int, torch.Tensor]
+) -> list[Any]:
+    """Return gradients of inputs, with those that came by way of inner values."""
+    sums = list(results)
+    for index, grad in late.items():
+        place = places[index]
+        sums[place] = grad if sums[place] is None else grad + sums[place]
+    return sums
+
+
+def _backward_of(ctx: Any, grads: Arriving, needs: tuple[bool, ...]) -> Any:
+    bridge: Bridge = ctx.bridge
+    if not any(grad is not None for grad in grads):
+        return (None,) * len(needs)
     if bridge.sparse:
         grads = tuple([_strided(*pair) for pair in zip(grads, bridge.training.ends, strict=True)])
     arguments: list[Any] = [grad for grad in grads if grad is not None]
@@ -307,15 +328,17 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
         del saved  # each tensor is freed once the backward has read it
         internals.clear_saved_tensors(ctx)
     if torch.is_grad_enabled():
+        differentiable = bridge.backwards.differentiable_for(grads, needs, sizes)
         if bridge.inner:
             bridge.differentiated = True
             first, *others = [index - bridge.count for index in bridge.inner]
+            others += [index for index in differentiable.viewed if arguments[index].requires_grad]
             if others:
                 tie: Callable[..., Any] = _Inner.apply
-                tied = tie(ctx, arguments[first], *[arguments[index] for index in others])
+                tied = tie(ctx, others, arguments[first], *[arguments[index] for index in others])
                 for index, value in zip(others, tied, strict=True):
                     arguments[index] = value
-        return bridge.backwards.differentiable_for(grads, needs, sizes)(*arguments)
+        return differentiable.run(*arguments)
     last = bridge.backwards.backward_for(grads, needs, sizes)
     if last.takes_sizes:
         arguments[:0] = sizes
@@ -328,8 +351,10 @@ class _Inner(torch.autograd.Function):
     """A history for inner values: their gradients go to the node of origin, whose backward runs afterwards."""
 
     @staticmethod
-    def forward(ctx: Any, node: Any, first: torch.Tensor, *others: torch.Tensor) -> Any:
-        ctx.node = node
+    def forward(
+        ctx: Any, node: Any, indices: Sequence[int], first: torch.Tensor, *others: torch.Tensor
+    ) -> Any:
+        ctx.node, ctx.indices = node, indices
         ctx.set_materialize_grads(False)
         return tuple([other.detach() for other in others])
 
@@ -337,14 +362,11 @@ class _Inner(torch.autograd.Function):
     @internals.opaque
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
         late, task = ctx.node.__dict__.setdefault("late", {}), internals.graph_task()
-        before = late.get(task) or (None,) * len(grads)
-        late[task] = tuple(
-            [
-                g if b is None else b if g is None else b + g
-                for b, g in zip(before, grads, strict=True)
-            ]
-        )
-        return (None,) * (len(grads) + 2)
+        sums = late.setdefault(task, {})
+        for index, grad in zip(ctx.indices, grads, strict=True):
+            if grad is not None:
+                sums[index] = sums[index] + grad if index in sums else grad
+        return (None,) * (len(grads) + 3)
 
 
 def _saved(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -16,9 +16,10 @@ import torch
 
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import CaptureError, DataDependent, NotDifferentiable, Unsupported
+from switchgear_core.ir.aliasing import is_view
 from switchgear_core.ir.evaluation import evaluate
 from switchgear_core.ir.proxy import TensorProxy
-from switchgear_core.ir.symbol import DEL, proxies
+from switchgear_core.ir.symbol import BACKWARD, DEL, proxies
 from switchgear_core.ir.trace import Trace
 from switchgear_core.passes.pipeline import Program
 from switchgear_core.passes.programs import (
@@ -75,6 +76,11 @@ class Backwards:
             proxy.requires_grad and i not in constant
             for i, proxy in enumerate(training.prepared.inputs)
         )
+        inputs = [proxy.name for proxy in training.prepared.inputs]
+        #: The places among the inputs of saved inputs, by index among the saved tensors.
+        self.places = {
+            i: inputs.index(p.name) for i, p in enumerate(training.saved) if p.name in inputs
+        }
         nothing = (None,) * len(training.inner)
         if sizes is not None:
             expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]
@@ -84,7 +90,7 @@ class Backwards:
         ] = {(*expected, *nothing, needs, ()): [(training.make_backward, ())]}
         #: The backwards by pattern and sizes.
         self._backwards: dict[object, LazyProgram] = {}
-        self._differentiable: dict[object, tuple[Callable[..., object], Trace]] = {}
+        self._differentiable: dict[object, Differentiable] = {}
         self.last: Last | None = None
         #: Called with the text of an internal error: no later call may need such a backward.
         self.failed: Callable[[str], object] = lambda fault: None
@@ -222,7 +228,7 @@ class Backwards:
 
     def differentiable_for(
         self, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]
-    ) -> Callable[..., Any]:
+    ) -> Differentiable:
         """Return the backward as a function of saved tensors and grad outputs, for `create_graph=True`."""
         _check_strided(grads)
         key = _pattern(grads, needs), sizes
@@ -233,23 +239,44 @@ class Backwards:
                 trace = compiles(differentiable_backward)(
                     training, self._selection, _proxies(training, _pattern(grads, needs)), needs
                 )
-            entry = self._rejit(_evaluated(trace)), trace
+            entry = Differentiable(self._rejit(_evaluated(trace)), trace, self._viewed(trace))
             _keep(self._differentiable, key, entry)
-        return entry[0]
+        return entry
+
+    def _viewed(self, trace: Trace) -> tuple[int, ...]:
+        names = {
+            proxy.name
+            for line in trace.bound_symbols
+            if BACKWARD in line.tags or not is_view(line)
+            for proxy in line.inputs
+        }
+        return tuple([i for i in self.places if trace.inputs[i].name not in names])
 
     def unread(
         self, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]
     ) -> frozenset[int]:
         """Return the positions of saved tensors unread by the backward for the given grad outputs."""
         if torch.is_grad_enabled():
-            self.differentiable_for(grads, needs, sizes)
-            trace = self._differentiable[_pattern(grads, needs), sizes][1]
+            trace = self.differentiable_for(grads, needs, sizes).trace
         else:
             trace = self.backward_for(grads, needs, sizes).program.stages[-1]
         lines = [item for item in trace.bound_symbols if item.symbol != DEL]
         read = {proxy.name for proxy in proxies((trace.outputs, [item.inputs for item in lines]))}
         saved = trace.inputs[: len(self.training.saved)]
         return frozenset(index for index, proxy in enumerate(saved) if proxy.name not in read)
+
+
+@dataclass(frozen=True, slots=True)
+class Differentiable:
+    """A backward to differentiate: a function of saved tensors and grad outputs.
+
+    `viewed`: the saved inputs that it reads through views of the forward alone, as eager mode saves them. A gradient of
+    such an input is added to its other gradients of the call, before those of other calls.
+    """
+
+    run: Callable[..., Any]
+    trace: Trace
+    viewed: tuple[int, ...]
 
 
 def _keep(cache: dict[Any, Any], key: Any, value: Any) -> None:
