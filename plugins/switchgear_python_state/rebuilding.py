@@ -19,7 +19,7 @@ from torch import nn
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
 from switchgear_core.record.recorder import Recorder
-from switchgear_core.record.signature import is_bound
+from switchgear_core.record.signature import check_returned, is_bound
 from switchgear_core.record.sizes import active_sizes, fixed, has_numbers, python
 from switchgear_frontend.floats import Float
 from switchgear_python_state.frozen import ATOMS, is_atom
@@ -105,6 +105,7 @@ class Packing:
         elif _is_plain_object(value):
             keys, items = (), ()
         else:
+            check_returned(value)
             raise Unsupported(
                 f"the function leaves a {kind.__module__}.{kind.__qualname__} in {where}, which a later call could "
                 "not rebuild; keep tensors, Python values and containers of these"

@@ -604,14 +604,14 @@ def chain(length: int) -> sg.Trace:
 
 def test_time_is_linear_in_the_size() -> None:
     """Ten times the operators take about ten times as long: far less than the hundredfold of a quadratic pass."""
-    took = {}
-    for length in (2_500, 25_000):
+    seconds: dict[int, list[float]] = {2_500: [], 25_000: []}
+    for length in (*seconds, *seconds, *seconds):  # the least of three: other processes take time, too
         trace = chain(length)
         begun = time.process_time()
         regions = find_regions(Dataflow(trace.bound_symbols, {"toy"}))
-        took[length] = time.process_time() - begun
+        seconds[length].append(time.process_time() - begun)
         assert sum(map(len, regions)) == sum(index % 7 != 0 for index in range(length))
-    assert took[25_000] < 40 * took[2_500]
+    assert min(seconds[25_000]) < 40 * min(seconds[2_500])
 
 
 def layers(count: int) -> Callable[[Tensor], Tensor]:
