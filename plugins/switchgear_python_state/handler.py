@@ -59,7 +59,7 @@ from switchgear_python_state.user_objects import (
 )
 from switchgear_python_state.writes import Write, changes
 
-#: Prefix of attributes that mark tensors for TorchDynamo, as transformers' caches do; no result depends on them.
+#: Prefix of TorchDynamo's marks on tensors, as set by transformers' caches; no result depends on a mark.
 _MARKS = "_dynamo_"
 
 
@@ -100,7 +100,7 @@ class PythonState(Handler):
     """Attributes, global variables, closures and containers."""
 
     def begin(self, recorder: Recorder) -> _World | None:
-        """Begin a capture; inside another capture, which sees all reads itself, do nothing."""
+        """Begin a capture. Inside another capture do nothing: the outer capture sees all reads."""
         if recorder.enclosing is not None:
             return None
         sizes = active_sizes()
@@ -151,7 +151,7 @@ class PythonState(Handler):
             change.undo()
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
-        """Return the path by which a tensor is reached from Python objects, None if it is an input."""
+        """Return the path to a tensor from Python objects, None for an input."""
         world = recorder.state(self)
         return None if world is None else world.reached.tensors.get(id(tensor))
 
@@ -235,7 +235,7 @@ def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:
 
 
 def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
-    """Return the number that a tensor, which becomes an input, stands for."""
+    """Return the symbolic number of a tensor, and make the tensor an input."""
     wrapper = recorder.adopted(tensor)
     if not tensor.dim():
         sizes = active_sizes()
@@ -248,7 +248,7 @@ def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
 
 
 def _refuse_exact_types(codes: Iterable[types.CodeType], arguments: bool, kinds: Set[str]) -> None:
-    """Refuse `type(n) is int`, which is false of a symbolic number; `kinds` are the numeric types in use.
+    """Refuse `type(n) is int`, false for a symbolic number; `kinds` are the numeric types in use.
 
     With symbolic `arguments`, refuse other code that tells such numbers from integers: any `type`, `is`, NumPy.
     """
@@ -271,7 +271,7 @@ def _refuse_identity(reached: Reached, codes: Iterable[types.CodeType]) -> None:
 
 
 def _refuse_attributes_of_results(tensors: Iterable[torch.Tensor]) -> None:
-    """Refuse attributes set on tensors that the function creates: calls would create the tensors without them."""
+    """Refuse attributes set on tensors created by the function: calls would create bare tensors."""
     for tensor in filter(internals.is_wrapper, tensors):
         for name in vars(tensor):
             if not name.startswith(_MARKS):

@@ -1,4 +1,4 @@
-"""Reached objects: the Python objects that a function may read or write, by its code, its reads and its arguments.
+"""Reached objects: the Python objects in reach of a function, by its code, its reads and its arguments.
 
 Attributes are recorded when they are read (`recording`). Global variables, closures, defaults and attributes of classes
 and modules are found in the code of a reached function, when the code starts. A container is read as a whole. Functions
@@ -85,7 +85,7 @@ _HOOKS = (
     "_forward_pre_hooks_with_kwargs",
 )
 _DICTS = (*MODULE_STATE, *_HOOKS)
-#: Special methods that Python does not run for an existing instance: construction, pickling, printing.
+#: Special methods never run implicitly for an existing instance: construction, pickling, printing.
 _NOT_IMPLICIT = frozenset(
     {
         *("__init__", "__new__", "__post_init__", "__init_subclass__", "__class_getitem__"),
@@ -95,18 +95,18 @@ _NOT_IMPLICIT = frozenset(
 )
 #: Prefixes of special methods that delegate to the next class in the MRO.
 _ACCESSORS = ("__get", "__set", "__del")
-#: Methods that users replace.
+#: Methods often replaced by users.
 _REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__getitem__"})
 #: Special methods that run when code uses the class by its name.
 _IMPLIED = frozenset({"forward", "__init__", "__new__", "__post_init__", "backward", "setup_context"})
-#: Types of callables that a decorator wraps or a class runs.
+#: Types of callables wrapped by a decorator or run by a class.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
-#: Attributes that depend on all attributes of an object, as copy and pickle read them.
+#: Attributes for the whole state of an object, as read by copy and pickle.
 _WHOLE_OBJECT = frozenset({"__dict__", "__reduce__", "__reduce_ex__", "__getstate__"})
 #: Names in code after which the code may read any attribute of a tensor.
 _WHOLE = frozenset({"__dict__", "vars", "dir", "__getattribute__"})
-#: Attributes through which code can modify a function object.
+#: Attributes for modifying a function object.
 _PARTS_OF_FUNCTIONS = frozenset({"__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__globals__"})
 _LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *KINDS)
 #: Types whose content no guard can check.
@@ -123,28 +123,28 @@ _attribute = functools.cache(Attribute)
 
 
 class Reached:
-    """The objects reached by a function so far, their initial content, and the reads of them."""
+    """The objects reached by a function so far, with initial content and reads."""
 
     def __init__(self, varying: Collection[int | str] = (), size_of: Callable[[torch.Tensor], Any] = len) -> None:
-        #: Paths of integers that had other values in other calls.
+        #: Paths of integers with other values in other calls.
         self._varying = varying
         self._size_of = size_of
         self.held = Holdings()
         self.holders, self.content = self.held.holders, self.held.content
         self.reads: dict[tuple[int, object], Read] = {}
-        #: For each tensor, by id: the path by which a call finds it.
+        #: For each tensor, by id: its path in a call.
         self.tensors: dict[int, Held] = {}
         #: Classes whose instances still need a patch that records reads.
         self.classes: list[type] = []
         #: Modules whose variables may be read by computed names.
         self.modules: list[types.ModuleType] = []
-        #: Reads that are recorded already: id of the object and name of the attribute.
+        #: Reads already recorded: id of the object and name of the attribute.
         self.noted: set[tuple[int, str]] = set()
-        #: Modules of which a parameter, buffer or submodule was read.
+        #: Modules with at least one read of a parameter, buffer or submodule.
         self.opened: dict[int, Any] = {}
         #: Memo tables and context variables by id.
         self.streams: dict[int, Stream] = {}
-        #: Whether user code runs after the function: the backward of a custom Function, when it is traced.
+        #: Whether user code runs after the function: the traced backward of a custom Function.
         self.runs_later = False
         #: Whether the function reads environment variables.
         self.reads_environment = False
@@ -152,7 +152,7 @@ class Reached:
         self.references: list[weakref.ref[Any]] = []
         #: Answers of abstract base classes.
         self.class_checks = ClassChecks()
-        #: For each reached object, the path by which a later call finds it.
+        #: For each reached object, its path in a later call.
         self.places = Places()
         #: Inspected class attributes, and classes with a reached instance.
         self._met: set[tuple[object, ...]] = set()
@@ -162,25 +162,25 @@ class Reached:
         self.names: set[str] = set()
         #: Objects whose attributes code may name, by attribute name.
         self._spaces: dict[str, list[_Space]] = {}
-        #: Attributes that a tensor was asked for and lacks, by the id of the tensor.
+        #: Absent attributes requested from a tensor, by the id of the tensor.
         self._asked_of_tensors: defaultdict[int, set[str]] = defaultdict(set)
         self._tensors: list[torch.Tensor] = []
-        #: Paths of the `__dict__`s of tensors that are not arguments; another tensor may be there later.
+        #: Paths of the `__dict__`s of tensors other than arguments; another tensor may be there later.
         self._places_of_tensors: dict[int, Place] = {}
-        #: Functions that still have to be looked into, and whether a loop is doing so.
+        #: Functions still to be looked into, and whether a loop is doing so.
         self._pending: deque[tuple[types.FunctionType, str]] = deque()
         self._is_at_work = False
         #: User functions and their labels, by the id of their code.
         self._functions: defaultdict[int, list[tuple[types.FunctionType, str]]] = defaultdict(list)
         #: Code objects of functions reached before their start, by id.
         self.codes: dict[int, types.CodeType] = {}
-        #: Global variables of code that has started, by the id of the code.
+        #: Global variables of started code, by the id of the code.
         self.started: dict[int, dict[str, Any]] = {}
 
     # -- values --------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Release everything; refuse a backward that wrote to Python objects while it was traced."""
+        """Release everything; refuse a traced backward that wrote to Python objects."""
         changed = self.held.put_back() if self.runs_later else ""
         of_objects = self.held, self._objects, self.opened, self.reads, self.streams, self.places
         of_tensors = self.tensors, self._tensors, self._places_of_tensors
@@ -194,7 +194,7 @@ class Reached:
         return id(value) in self._objects
 
     def reach(self, value: object, label: str, owner: object = None, steps: tuple[object, ...] = ()) -> None:
-        """Record a value that lies at `steps` from `owner`, and follow its contents."""
+        """Record the value at `steps` from `owner`, and follow its contents."""
         key = id(value)
         if key in self._objects:
             if owner is not None:
@@ -216,7 +216,7 @@ class Reached:
             self._look_into_functions()
 
     def _look_into_functions(self) -> None:
-        """Look into pending functions one after another: recursion would get as deep as the program is long."""
+        """Look into pending functions in turn: recursion would get as deep as the program is long."""
         self._is_at_work = True
         try:
             while self._pending:
@@ -245,7 +245,7 @@ class Reached:
             self._object(value, label)
 
     def _method_in_c(self, method: types.BuiltinMethodType, label: str) -> None:
-        """Look into the object that a method written in C is bound to."""
+        """Look into the bound object of a method written in C."""
         of = method.__self__
         is_read = isinstance(of, KINDS) and method.__name__ != "append"  # `append = log.append`
         if not (is_read or isinstance(of, (type, types.ModuleType))):
@@ -256,7 +256,7 @@ class Reached:
             self._note(method, "__self__", of, f"{label}.__self__")
 
     def _reference(self, reference: weakref.ref[Any], label: str) -> None:
-        """Follow a weak reference and record that it is alive, without keeping its object alive."""
+        """Follow a weak reference and record its liveness, without keeping its object alive."""
         target = reference()
         self.reach(target, label)
         if target is not None:
@@ -264,7 +264,7 @@ class Reached:
             self.reads.pop((id(target), ITSELF), None)
 
     def identities(self, located: Iterable[int]) -> Identities:
-        """Return objects of the call with several paths, and located containers that are distinct."""
+        """Return objects of the call with several paths, and distinct located containers."""
         return self.places.identities(self._objects, located)
 
     def reach_argument(self, index: int, value: object) -> None:
@@ -316,14 +316,14 @@ class Reached:
         self.reads[id(attrs), None] = read
 
     def read_missing(self, tensor: torch.Tensor, name: str) -> None:
-        """Record the read of an attribute that a tensor lacks."""
+        """Record the read of an absent attribute of a tensor."""
         attrs = own_dict(tensor)
         if attrs is not None and attrs in self.held:
             self._note(attrs, name, MISSING, f"{self._label(tensor)}.{name}")
         self._asked_of_tensors[id(tensor)].add(name)
 
     def ask_arguments(self, wrappers: Mapping[int, torch.Tensor]) -> Iterator[int]:
-        """Record the reads of attributes that argument tensors lack; yield the places of the arguments."""
+        """Record the reads of absent attributes of argument tensors; yield the places of the arguments."""
         reads_all = not _WHOLE.isdisjoint(self.names)
         for index, wrapper in wrappers.items():
             names: Iterable[Any] = self._asked_of_tensors.get(id(wrapper), ())
@@ -335,18 +335,18 @@ class Reached:
                 yield index
 
     def read_no_variable(self, space: dict[str, Any], name: str) -> None:
-        """Record the read of a variable that a module lacks."""
+        """Record the read of an absent variable of a module."""
         self._note(space, name, MISSING, f"{space.get('__name__')}.{name}")
 
     def note_added(self, holder: Holder, key: str) -> None:
-        """Record that an entry added by the function was absent before, if the function may have asked for it."""
+        """Record the former absence of an entry added by the function, which may have tested for the entry."""
         target = holder.target
         bases = target.__mro__[1:] if isinstance(target, type) else ()
         if all(key not in vars(base) for base in bases):
             self.note_afterwards(target, key, MISSING, f"{holder.label}.{key}")
 
     def read_variable(self, module: types.ModuleType, name: str) -> None:
-        """Record the read of a module variable that no code names; `__dict__` reads all variables."""
+        """Record the read of a module variable not named in code; `__dict__` reads all variables."""
         space = vars(module)
         holder = self.held.hold(Variables, space, f"module {module.__name__}")
         names = space.keys() if name == "__dict__" else {name}
@@ -388,7 +388,7 @@ class Reached:
             self._object(value, label)
 
     def _member(self, value: object, container: object, label: str) -> None:
-        """Record an item of a container that has no path, such as a member of a set."""
+        """Record a container's item without a path, such as a member of a set."""
         self.reach(value, label)
         if self.is_of_call(value) and not self.is_of_call(container):
             self.places.tie(value, Place(value, ()))
@@ -402,7 +402,7 @@ class Reached:
         owner: object,
         steps: tuple[object, ...],
     ) -> Any:
-        """Return the number at `key` of `target`, as a symbolic number if it varies between calls."""
+        """Return the number at `key` of `target`, made symbolic if the value varies between calls."""
         holder = self.holders.get(id(target))
         is_fixed = label not in self._varying or not can_vary(value)
         if is_fixed or holder is None or isinstance(holder, ClassAttributes):
@@ -418,7 +418,7 @@ class Reached:
         return number
 
     def is_of_call(self, value: object) -> bool:
-        """Check whether an object is an argument, or was reached from one."""
+        """Check whether an object is an argument, or was reached from an argument."""
         return id(value) in self.places.of_call
 
     # -- objects -------------------------------------------------------------------------------------------------------
@@ -447,7 +447,7 @@ class Reached:
             self.held.hold(Slots, value, label)
 
     def _library_object(self, value: Any, label: str) -> None:
-        """Record an object of a library class; its state, where it is known, counts as read."""
+        """Record an object of a library class; its known state counts as read."""
         wrapped = getattr(value, "__wrapped__", None)
         if has_stream(value):
             self.streams[id(value)] = Stream(value, label)
@@ -477,7 +477,7 @@ class Reached:
                 self._attributes_of_function(value, label)
 
     def _instance_of(self, kind: type) -> None:
-        """Record, once per class, the methods that its instances run implicitly."""
+        """Record, once per class, the methods run implicitly by instances."""
         if (id(kind),) in self._met:
             return
         self._met.add((id(kind),))
@@ -566,7 +566,7 @@ class Reached:
                     self._note(held, name, MISSING, label)
 
     def _read_made(self, value: object, attrs: Mapping[str, object] | None, name: str) -> None:
-        """Record the class attribute that an object created by the function reads."""
+        """Record the class attribute read through an object created by the function."""
         self.noted.discard((id(value), name))  # a later object may get the same id
         kind = next((kind for kind in type(value).__mro__ if id(kind) in self.holders), None)
         if kind is None:
@@ -586,7 +586,7 @@ class Reached:
         self._note(variables, key, variables.get(key, MISSING), f"os.environ[{variable!r}]")
 
     def _place_of(self, owner: object) -> Place | None:
-        """Return the path by which a call finds the owner of a read, None for a fixed object."""
+        """Return the path to the owner of a read, None for a fixed object."""
         return self.places.of_call.get(id(owner)) or self._places_of_tensors.get(id(owner))
 
     def _label(self, value: object) -> str:
@@ -623,7 +623,7 @@ class Reached:
     ) -> None:
         """Record a read that counts if `code` runs, and follow its value.
 
-        For a tensor, only its type counts: its identity matters only for an input, which has guards of its own.
+        For a tensor, only its type counts: its identity matters only for an input, and inputs have separate guards.
         """
         place = id(owner), key
         entry = self.reads.get(place)
@@ -644,7 +644,7 @@ class Reached:
         read.value = freeze(value, self)
 
     def _inherited(self, kind: type, name: str, value: object, is_named: bool = False) -> None:
-        """Record a class attribute that code reads, or only names, and follow its value."""
+        """Record a class attribute read, or only named, in code, and follow its value."""
         met = id(kind), name, is_named
         if met in self._met:  # met through another instance
             return
@@ -676,7 +676,7 @@ class Reached:
     # -- code ----------------------------------------------------------------------------------------------------------
 
     def _function(self, function: types.FunctionType, label: str) -> None:
-        """Record a function; it is looked into when its code starts."""
+        """Record a function, to be looked into when its code starts."""
         if not user_objects.is_users_function(function):
             self._fixed_function(function, label)
             return
@@ -721,7 +721,7 @@ class Reached:
                 self.reach(sys.modules[full], full)
 
     def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """Hold the global variables of code that was reached by no path, so that its writes can be undone."""
+        """Hold the global variables of code without a path, for undoing its writes."""
         holder = self.held.hold(Variables, space, f"module {space['__name__']}")
         for name in holder.watch(user_objects.variables_in(code) & space.keys()):
             if isinstance(value := holder.before[name], KINDS):
@@ -729,7 +729,7 @@ class Reached:
                     self.reach(value, name)
 
     def names_of(self, code: types.CodeType) -> Iterable[str]:
-        """Yield the names of the variables and attributes through which functions of this code were reached."""
+        """Yield the names of the variables and attributes that led to functions with `code`."""
         for _, label in self._functions[id(code)]:
             where = label.removesuffix(".__wrapped__").partition("[")[0]
             yield where.rpartition(".")[2]
@@ -761,14 +761,14 @@ class Reached:
         space = function.__globals__
         self._variables(space, user_objects.variables_in(code))
         for missing in user_objects.globals_in(code):
-            if missing not in space:  # a builtin, which a variable may hide later
+            if missing not in space:  # a builtin, until a variable hides the name
                 self.read_no_variable(space, missing)
         self._named(names)
         if user_objects.attributes_asked(code):
             self._ask_functions(function)
 
     def _ask_functions(self, function: types.FunctionType) -> None:
-        """Record attributes that `function` asks of other functions by `hasattr` or `getattr` and that do not exist."""
+        """Record absent attributes of other functions, if `function` asks by `hasattr` or `getattr`."""
         code = function.__code__
         cells = [self.held.holders[id(cell)] for cell in function.__closure__ or ()]
         values = [holder.before.get("cell_contents") for holder in cells]
@@ -779,7 +779,7 @@ class Reached:
                 self._note(vars(target), name, MISSING, f"{variable}.{name}", code)
 
     def _fixed_function(self, function: types.FunctionType, label: str) -> None:
-        """Follow a library wrapper, such as the result of `torch.func.grad`, to the function that it wraps."""
+        """Follow a library wrapper, such as the result of `torch.func.grad`, to the wrapped function."""
         if self.is_of_call(function):
             self._read_itself(function, function, label)
         if isinstance(vars(function).get("__wrapped__"), _CALLED):
@@ -801,7 +801,7 @@ class Reached:
         for name in sorted(names & holder.before.keys()):
             value = holder.before[name]
             if isinstance(value, types.BuiltinFunctionType) and not is_method(value):
-                # recorded when it is called
+                # recorded by its call
                 self.note_afterwards(space, name, value, f"{module}.{name}")
                 continue
             if is_apart and user_objects.is_lock(type(holder.before[name])):
@@ -810,7 +810,7 @@ class Reached:
                 self._note(space, name, holder.before[name], f"{module}.{name}", code)
 
     def _space(self, value: types.ModuleType | type, label: str) -> None:
-        """Record a module or class; the attributes that code names count as read."""
+        """Record a module or class; attributes named in code count as read."""
         if not user_objects.is_users_space(value):
             return
         spaces: list[Mapping[str, Any]]
@@ -892,7 +892,7 @@ def _refuse_alive(kind: type, label: str) -> None:
 
 
 def _refuse_metaclass(kind: type) -> None:
-    """Refuse a class whose metaclass may answer attribute reads of the class: no guard covers these."""
+    """Refuse a class whose metaclass may answer attribute reads of the class: no guard covers such reads."""
     for meta in () if issubclass(type(kind), enum.EnumMeta) else _users_bases(type(kind)):
         if "__getattr__" in vars(meta) or not _is_installed(meta):
             raise Unsupported(
@@ -903,13 +903,13 @@ def _refuse_metaclass(kind: type) -> None:
 
 
 def _is_installed(kind: type) -> bool:
-    """Check whether a class belongs to an installed package, which defines the class once."""
+    """Check whether a class belongs to an installed package, and so has a single definition."""
     module = sys.modules.get(kind.__module__)
     return is_installed(str(getattr(module, "__file__", "")))
 
 
 def _assigned_forward(module: nn.Module) -> object:
-    """Return the forward that was assigned to a module or a jitted module, else None."""
+    """Return the forward assigned to a module or a jitted module, else None."""
     slot = getattr(type(module), "_switchgear_forward", None)
     return vars(module).get("forward") if slot is None else slot.__get__(module)
 

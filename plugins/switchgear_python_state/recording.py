@@ -80,7 +80,7 @@ class Recording:
         self.code = RunningCode(functools.partial(self._look, self._start), self._call)
         #: Whether the function has loaded a module.
         self.loads = False
-        #: The first refusal: the function may have caught it.
+        #: The first refusal: the function may have caught the exception.
         self.failure: Exception | None = None
 
     @contextlib.contextmanager
@@ -110,7 +110,7 @@ class Recording:
             self._changes.clear()
 
     def _look(self, look: Callable[..., None], *what: object) -> None:
-        """Run `look`, and patch the classes and modules that it reached."""
+        """Run `look`, and patch the newly reached classes and modules."""
         try:
             look(*what)
             if self._reached.classes or self._reached.modules:

@@ -43,7 +43,7 @@ class Stream:
         self._uses = value.cache_info()[:2] if is_memo else None
 
     def put_back(self) -> bool:
-        """Restore the variable, or remove results that hold stand-ins; return whether there were any."""
+        """Restore the variable, or remove results with stand-ins; return whether there were any."""
         value = self._value
         if isinstance(value, ContextVar):
             is_changed = variable_of_context(value) is not self._before
@@ -98,7 +98,7 @@ def _holds_wrappers(memo: object) -> bool:
     return False
 
 
-#: Types of objects that hold no tensor of a result.
+#: Types of objects without tensors of a result.
 _NO_RESULTS = (type, types.FunctionType, types.ModuleType, str, int, float)
 #: The depth of results below a memo: its links, the result of a link, and the parts of the result.
 _DEPTH = 5

@@ -13,7 +13,7 @@ from switchgear_core.record.user_code import is_of_pytorch, is_standard
 from switchgear_python_state import user_objects
 from switchgear_python_state.reached import Reached
 
-#: Types of objects that are unchanged in another call if their identity is.
+#: Types whose objects are unchanged in another call if their identity is.
 _SPACES = (type, types.ModuleType)
 _SETTLED = (*_SPACES, types.FunctionType, types.BuiltinFunctionType)
 #: Names that give access to variables by computed names.
@@ -80,7 +80,7 @@ def _reads(reached: Reached, code: types.CodeType) -> bool:
 
 
 def _is_users(reached: Reached, code: types.CodeType) -> bool:
-    """Check whether code that has started is the user's own; generated code, as of dataclasses, has no file."""
+    """Check whether started code is the user's own; generated code, as of dataclasses, has no file."""
     file, name = code.co_filename, reached.started[id(code)].get("__name__")
     if (file[:1] == "<" and file != "<stdin>") or is_standard(file) or is_of_pytorch(file):
         return False

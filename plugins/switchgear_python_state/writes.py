@@ -1,4 +1,4 @@
-"""Writes: values that a function stored in Python objects, stored again by every call of the trace."""
+"""Writes: values stored in Python objects by a function, and stored again by every call of the trace."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Write:
 
 
 def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
-    """Yield the changes that the function made to reached objects."""
+    """Yield the function's changes to reached objects."""
     for holder in reached.held.changed():
         write = _write(holder, packing)
         for key, _ in write.stored if write is not None and holder.hides_absence else ():
@@ -102,7 +102,7 @@ def _pack(holder: Holder, key: object, value: object, packing: Packing) -> Templ
 
 
 def _is_kept(value: object, before: object, packing: Packing) -> bool:
-    """Check whether a place holds its former object or a wrapper of it: `self.steps += 1` assigns the same buffer."""
+    """Check whether a place holds its former object, bare or wrapped: `self.steps += 1` assigns the same buffer."""
     if value is before or (is_atom(value) and same(value, before)):
         return True
     wrapper = packing.recorder.inputs.wrapper_of(before)
