@@ -48,8 +48,8 @@ class Contents:
         return len(self.items) + sum(inner)
 
     def __repr__(self) -> str:
-        held = self.items if self.keys is None else dict(zip(self.keys, self.items, strict=True))
-        return f"{self.kind.__name__}({held!r})"
+        items = self.items if self.keys is None else dict(zip(self.keys, self.items, strict=True))
+        return f"{self.kind.__name__}({items!r})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,14 +99,14 @@ def freeze(value: Any, knowledge: Knowledge, around: tuple[int, ...] = ()) -> ob
     is_container = issubclass(kind, (tuple, list, dict, set, frozenset, deque, types.MappingProxyType))
     if not is_container or kind is torch.Size or id(value) in around:
         return Instance(kind) if knowledge.is_of_call(value) else value
-    held = knowledge.content(value)
-    items = tuple(held.values())
+    content = knowledge.content(value)
+    items = tuple(content.values())
     if not issubclass(kind, (set, frozenset)):
         items = tuple([freeze(item, knowledge, (*around, id(value))) for item in items])
     has_keys = issubclass(kind, (dict, types.MappingProxyType))
     has_attributes = kind.__flags__ & HEAP and kind.__dictoffset__
     itself = value if has_attributes and not knowledge.is_of_call(value) else None
-    return Contents(kind, tuple(held) if has_keys else None, items, _setting(value), itself)
+    return Contents(kind, tuple(content) if has_keys else None, items, _setting(value), itself)
 
 
 def _setting(container: object) -> object:

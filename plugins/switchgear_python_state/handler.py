@@ -223,14 +223,14 @@ class PythonState(Handler):
 
 
 def _put_back(reached: Reached) -> None:
-    reached.held.put_back()
+    reached.holdings.put_back()
     for stream in reached.streams.values():
         stream.put_back()
 
 
 def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:
     """Return the objects held by containers that changed, by id."""
-    changed = reached.held.changed()
+    changed = reached.holdings.changed()
     return [(id(holder.target), [(key, id(value)) for key, value in holder.content().items()]) for holder in changed]
 
 
@@ -253,21 +253,21 @@ def _refuse_exact_types(codes: Iterable[types.CodeType], arguments: bool, kinds:
     With symbolic `arguments`, refuse other code that tells such numbers from integers: any `type`, `is`, NumPy.
     """
     for code in codes:
-        named = globals_in(code)
-        if "type" in named and named & kinds:
+        global_names = globals_in(code)
+        if "type" in global_names and global_names & kinds:
             raise Unsupported(f"{code.co_name} asks for type(), where numbers are symbolic")
-        names = named & {"type", "np", "numpy"} or compared_by_identity(code)
+        names = global_names & {"type", "np", "numpy"} or compared_by_identity(code)
         if arguments and names:
-            what = f"{code.co_name} may ask for {min(names)} of an integer among the arguments"
-            raise Unsupported(f"{what}, where that is symbolic")
+            problem = f"{code.co_name} may ask for {min(names)} of an integer among the arguments"
+            raise Unsupported(f"{problem}, where that is symbolic")
 
 
 def _refuse_identity(reached: Reached, codes: Iterable[types.CodeType]) -> None:
     """Refuse `x is self.last` for a tensor: no guard covers its identity, and arguments are stand-ins."""
     compared = frozenset().union(*map(compared_by_identity, codes))
-    for held in reached.tensors.values() if compared else ():
-        if not compared.isdisjoint(re.findall(r"[^\W\d]\w*", held.path.rpartition(".")[2])):
-            raise Unsupported(f"{held.path}, a tensor, may be compared by `is`; pass the result of the comparison")
+    for source in reached.tensors.values() if compared else ():
+        if not compared.isdisjoint(re.findall(r"[^\W\d]\w*", source.path.rpartition(".")[2])):
+            raise Unsupported(f"{source.path}, a tensor, may be compared by `is`; pass the result of the comparison")
 
 
 def _refuse_attributes_of_results(tensors: Iterable[torch.Tensor]) -> None:

@@ -248,14 +248,14 @@ class Slots(Holder):
         _assign(self, content, object.__setattr__, object.__delattr__)
 
 
-def _assign(holder: Holder, content: Content, put: Callable[..., None], drop: Callable[..., None]) -> None:
+def _assign(holder: Holder, content: Content, setter: Callable[..., None], deleter: Callable[..., None]) -> None:
     """Set or delete attributes so as to match `content`."""
     now = holder.content()
     for name in now.keys() - content.keys():
-        drop(holder.target, name)
+        deleter(holder.target, name)
     for name, value in content.items():
         if now.get(name, MISSING) is not value:
-            put(holder.target, name, value)
+            setter(holder.target, name, value)
 
 
 def dict_of(kind: type) -> dict[str, Any]:

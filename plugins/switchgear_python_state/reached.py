@@ -129,8 +129,8 @@ class Reached:
         #: Paths of integers with other values in other calls.
         self._varying = varying
         self._size_of = size_of
-        self.held = Holdings()
-        self.holders, self.content = self.held.holders, self.held.content
+        self.holdings = Holdings()
+        self.holders, self.content = self.holdings.holders, self.holdings.content
         self.reads: dict[tuple[int, object], Read] = {}
         #: For each tensor, by id: its path in a call.
         self.tensors: dict[int, Held] = {}
@@ -139,7 +139,7 @@ class Reached:
         #: Modules whose variables may be read by computed names.
         self.modules: list[types.ModuleType] = []
         #: Reads already recorded: id of the object and name of the attribute.
-        self.noted: set[tuple[int, str]] = set()
+        self.recorded_reads: set[tuple[int, str]] = set()
         #: Modules with at least one read of a parameter, buffer or submodule.
         self.opened: dict[int, Any] = {}
         #: Memo tables and context variables by id.
@@ -181,8 +181,8 @@ class Reached:
 
     def settle(self) -> None:
         """Release everything; refuse a traced backward that wrote to Python objects."""
-        changed = self.held.put_back() if self.runs_later else ""
-        of_objects = self.held, self._objects, self.opened, self.reads, self.streams, self.places
+        changed = self.holdings.put_back() if self.runs_later else ""
+        of_objects = self.holdings, self._objects, self.opened, self.reads, self.streams, self.places
         of_tensors = self.tensors, self._tensors, self._places_of_tensors
         for table in (*of_objects, *of_tensors, self._spaces, self._functions, self.references):
             table.clear()
@@ -250,8 +250,8 @@ class Reached:
         is_read = isinstance(of, KINDS) and method.__name__ != "append"  # `append = log.append`
         if not (is_read or isinstance(of, (type, types.ModuleType))):
             self.reach(of, label)
-        if what := what_it_does(method):
-            refuse(f"holds {label}, which {what}")
+        if effect := what_it_does(method):
+            refuse(f"holds {label}, which {effect}")
         if is_read:
             self._note(method, "__self__", of, f"{label}.__self__")
 
@@ -279,27 +279,27 @@ class Reached:
             value, ITSELF, frozen, label, type(value), place=self.places.of_call[id(value)]
         )
 
-    def _tensor(self, tensor: object, held: Held) -> None:
-        self._attributes(tensor, str(held), Place(held.owner, held.steps))
-        first = self.tensors.setdefault(id(tensor), held)
-        if (first.owner, first.steps) == (held.owner, held.steps):
+    def _tensor(self, tensor: object, source: Held) -> None:
+        self._attributes(tensor, str(source), Place(source.owner, source.steps))
+        first = self.tensors.setdefault(id(tensor), source)
+        if (first.owner, first.steps) == (source.owner, source.steps):
             return
-        if first.owner != held.owner and Argument in (type(first.owner), type(held.owner)):
+        if first.owner != source.owner and Argument in (type(first.owner), type(source.owner)):
             raise Unsupported(
-                f"{first} and {held} are one tensor, and need not be in another call; pass it once, or clones"
+                f"{first} and {source} are one tensor, and need not be in another call; pass it once, or clones"
             )
-        first.tied.append(held)
+        first.tied.append(source)
 
     def _attributes(self, tensor: Any, label: str, place: Place) -> None:
         """Record the user-set attributes of the tensor at `place`; attributes named in code count as read."""
         attrs = own_dict(tensor)
-        if attrs is None or attrs in self.held:
+        if attrs is None or attrs in self.holdings:
             return
         place = place._replace(steps=(*place.steps, Attribute("__dict__")))
         (self.places.of_call if place.is_of_call else self._places_of_tensors)[id(attrs)] = place
         self._labels.setdefault(id(tensor), label)
         self._tensors.append(tensor)
-        for name in self.held.hold_dict(attrs, label, "__dict__"):
+        for name in self.holdings.hold_dict(attrs, label, "__dict__"):
             self._spaces.setdefault(name, []).append(tensor)
             if name in self.names:
                 self._look_up(tensor, name)
@@ -309,7 +309,7 @@ class Reached:
     def _read_attributes(self, tensor: torch.Tensor) -> None:
         """Record a read of all attributes of a tensor."""
         attrs, label = vars(tensor), f"vars({self._label(tensor)})"
-        for key, item in self.held.hold_dict(attrs, label, "__dict__").items():
+        for key, item in self.holdings.hold_dict(attrs, label, "__dict__").items():
             self.reach(item, f"{label}[{key!r}]", attrs, (key,))
         place = self._place_of(attrs)
         read = Read(attrs, ITSELF, freeze(attrs, self), label, dict, place=place)
@@ -318,7 +318,7 @@ class Reached:
     def read_missing(self, tensor: torch.Tensor, name: str) -> None:
         """Record the read of an absent attribute of a tensor."""
         attrs = own_dict(tensor)
-        if attrs is not None and attrs in self.held:
+        if attrs is not None and attrs in self.holdings:
             self._note(attrs, name, MISSING, f"{self._label(tensor)}.{name}")
         self._asked_of_tensors[id(tensor)].add(name)
 
@@ -348,7 +348,7 @@ class Reached:
     def read_variable(self, module: types.ModuleType, name: str) -> None:
         """Record the read of a module variable not named in code; `__dict__` reads all variables."""
         space = vars(module)
-        holder = self.held.hold(Variables, space, f"module {module.__name__}")
+        holder = self.holdings.hold(Variables, space, f"module {module.__name__}")
         names = space.keys() if name == "__dict__" else {name}
         holder.watch({key for key in names if key[:2] != "__"})
         for key in holder.before.keys() & names:
@@ -367,7 +367,7 @@ class Reached:
             return
         for kind, holder in CONTAINERS:
             if isinstance(value, kind):
-                self.held.hold(holder, value, label)
+                self.holdings.hold(holder, value, label)
         for key, item in self.content(value).items():
             if isinstance(value, dict) and not issubclass(type(key), (str, int, type)):
                 self._member(key, value, f"a key of {label}")
@@ -414,7 +414,7 @@ class Reached:
             tensor = standing_for(value)
         self.tensors[id(tensor)] = HeldNumber(place.owner, place.steps, label)
         number = self._size_of(tensor)
-        self.held.make_symbolic(holder, key, number)
+        self.holdings.make_symbolic(holder, key, number)
         return number
 
     def is_of_call(self, value: object) -> bool:
@@ -444,7 +444,7 @@ class Reached:
         if attrs is not None:
             self._hold_own(value, attrs, label)
         if any(True for _ in slots_of(kind)):
-            self.held.hold(Slots, value, label)
+            self.holdings.hold(Slots, value, label)
 
     def _library_object(self, value: Any, label: str) -> None:
         """Record an object of a library class; its known state counts as read."""
@@ -499,21 +499,21 @@ class Reached:
                     self._inherited(kind, name, class_attribute(kind, name), name not in _REPLACED)
 
     def _hold_own(self, value: object, attrs: dict[str, Any], label: str) -> None:
-        self.held.hold(Items, attrs, label)
+        self.holdings.hold(Items, attrs, label)
         if self.is_of_call(value):
             self.places.of_call[id(attrs)] = self.places.at(value, (Attribute("__dict__"),))
 
     def _module(self, module: nn.Module, label: str) -> None:
         state = vars(module)
         for name in _DICTS:
-            held = state.get(name)
-            if not isinstance(held, dict):  # a scripted module stores hooks and parts in C++
+            table = state.get(name)
+            if not isinstance(table, dict):  # a scripted module stores hooks and parts in C++
                 continue
-            if self.held.hold_dict(held, label, name) and name in MODULE_STATE:  # parts have their own guards
-                self.noted.update([(id(module), part) for part in held if part not in state])
+            if self.holdings.hold_dict(table, label, name) and name in MODULE_STATE:  # parts have their own guards
+                self.recorded_reads.update([(id(module), part) for part in table if part not in state])
                 if name != "_modules":
-                    for part, tensor in held.items():
-                        self._attributes(tensor, f"{label}.{part}", Place(held, (part,)))
+                    for part, tensor in table.items():
+                        self._attributes(tensor, f"{label}.{part}", Place(table, (part,)))
         for name in _HOOKS[:4]:
             for hook in state.get(name, {}).values():
                 self.reach(hook, f"a hook of {label}")
@@ -561,13 +561,13 @@ class Reached:
             for base in _users_bases(type(value)):
                 self._read_names(dict_of(base), base.__name__)
             for kind in MODULE_STATE if is_module else ():
-                held = vars(value).get(kind)
-                if isinstance(held, dict):  # a traced module stores its parts in C++
-                    self._note(held, name, MISSING, label)
+                parts = vars(value).get(kind)
+                if isinstance(parts, dict):  # a traced module stores its parts in C++
+                    self._note(parts, name, MISSING, label)
 
     def _read_made(self, value: object, attrs: Mapping[str, object] | None, name: str) -> None:
         """Record the class attribute read through an object created by the function."""
-        self.noted.discard((id(value), name))  # a later object may get the same id
+        self.recorded_reads.discard((id(value), name))  # a later object may get the same id
         kind = next((kind for kind in type(value).__mro__ if id(kind) in self.holders), None)
         if kind is None:
             return
@@ -686,7 +686,7 @@ class Reached:
                 self._note(function, name, getattr(function, name), f"{label}.{name}")
         self._attributes_of_function(function, label)
         space = function.__globals__
-        self.held.hold(Variables, space, f"module {space.get('__name__')}")
+        self.holdings.hold(Variables, space, f"module {space.get('__name__')}")
         self._objects[id(code)] = code
         self._functions[id(code)].append((function, label))
         if id(code) not in self.started:
@@ -695,7 +695,7 @@ class Reached:
             self._pending.append((function, label))
 
     def _attributes_of_function(self, function: Any, label: str) -> None:
-        for name, value in self.held.hold_dict(vars(function), label, "__dict__").items():
+        for name, value in self.holdings.hold_dict(vars(function), label, "__dict__").items():
             self._spaces.setdefault(name, []).append(function)
             if name in self.names:
                 self._look_up(function, name)
@@ -722,7 +722,7 @@ class Reached:
 
     def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
         """Hold the global variables of code without a path, for undoing its writes."""
-        holder = self.held.hold(Variables, space, f"module {space['__name__']}")
+        holder = self.holdings.hold(Variables, space, f"module {space['__name__']}")
         for name in holder.watch(user_objects.variables_in(code) & space.keys()):
             if isinstance(value := holder.before[name], KINDS):
                 with contextlib.suppress(Unsupported):
@@ -754,10 +754,10 @@ class Reached:
         for place, (name, cell) in enumerate(zip(code.co_freevars, function.__closure__ or (), strict=True)):
             if self.places.has_objects:
                 self.reach(cell, name, function, (Attribute("__closure__"), place))
-            holder = self.held.hold(Variable, cell, f"{name} in {function.__qualname__}")
+            holder = self.holdings.hold(Variable, cell, f"{name} in {function.__qualname__}")
             value = holder.before.get("cell_contents", MISSING)
             self._note(cell, "cell_contents", value, name, code)
-        self.held.names_set |= user_objects.attributes_set(code)
+        self.holdings.names_set |= user_objects.attributes_set(code)
         space = function.__globals__
         self._variables(space, user_objects.variables_in(code))
         for missing in user_objects.globals_in(code):
@@ -770,7 +770,7 @@ class Reached:
     def _ask_functions(self, function: types.FunctionType) -> None:
         """Record absent attributes of other functions, if `function` asks by `hasattr` or `getattr`."""
         code = function.__code__
-        cells = [self.held.holders[id(cell)] for cell in function.__closure__ or ()]
+        cells = [self.holdings.holders[id(cell)] for cell in function.__closure__ or ()]
         values = [holder.before.get("cell_contents") for holder in cells]
         variables = function.__globals__ | dict(zip(code.co_freevars, values, strict=True))
         for variable, name in user_objects.attributes_asked(code):
@@ -787,14 +787,14 @@ class Reached:
         if "registry" in vars(function):  # of functools.singledispatch
             self._note(function, "registry", function.registry, f"{label}.registry")  # type: ignore[attr-defined]
         for cell in function.__closure__ or ():
-            held = Variable(cell, label).before.get("cell_contents")
-            for called in (held, (own_dict(held) or {}).get("__wrapped__")):
-                if isinstance(called, _CALLED):
-                    self.reach(called, label)
+            content = Variable(cell, label).before.get("cell_contents")
+            for target in (content, (own_dict(content) or {}).get("__wrapped__")):
+                if isinstance(target, _CALLED):
+                    self.reach(target, label)
 
     def _variables(self, space: dict[str, Any], names: Set[str], code: types.CodeType | None = None) -> None:
         module = space.get("__name__")
-        holder = self.held.hold(Variables, space, f"module {module}")
+        holder = self.holdings.hold(Variables, space, f"module {module}")
         holder.watch(names)
         # locks of an installed package are not state of the user
         is_apart = is_installed(str(space.get("__file__")))
@@ -821,7 +821,7 @@ class Reached:
             spaces = [*map(vars, _users_bases(value))]
         else:
             spaces = [vars(value)]
-            self.held.hold(Variables, spaces[0], f"module {value.__name__}")
+            self.holdings.hold(Variables, spaces[0], f"module {value.__name__}")
             self.modules.append(value)
         for name in set(itertools.chain.from_iterable(spaces)):
             self._spaces.setdefault(name, []).append(value)
@@ -843,8 +843,8 @@ class Reached:
         for base in _users_bases(kind):
             if id(base) in self.holders:
                 continue
-            held = self.held.hold(ClassAttributes, base, base.__qualname__).before
-            for name, value in held.items() if user_objects.is_users_own(base.__module__) else ():
+            content = self.holdings.hold(ClassAttributes, base, base.__qualname__).before
+            for name, value in content.items() if user_objects.is_users_own(base.__module__) else ():
                 if isinstance(value, KINDS) or user_objects.is_users_class(type(value)):
                     self.reach(value, f"{base.__name__}.{name}")  # code may compute the name
         for meta in _users_bases(type(kind)):
@@ -866,7 +866,7 @@ class Reached:
             self._variables(vars(space), {name})
         elif not isinstance(space, type):
             attrs = vars(space)
-            value = self.held.hold(Items, attrs, "").before[name]
+            value = self.holdings.hold(Items, attrs, "").before[name]
             self._note(attrs, name, value, f"{self._label(space)}.{name}")
         else:
             self._inherited(space, name, class_attribute(space, name), is_named=True)

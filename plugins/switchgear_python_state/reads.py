@@ -209,19 +209,19 @@ class State:
 
         The tree compares some places by identity, and dicts by version; if nothing else differs, the tree is rebuilt.
         """
-        named = dict(zip(self.indices, objects, strict=True))
-        said: list[str] = []
+        arguments = dict(zip(self.indices, objects, strict=True))
+        labels: list[str] = []
         if self._root is not None:
-            said = self._root.check_verbose((self.owners, *objects)).verbose_code_parts
-        suspects = [self._reads[int(number)] for number in said[:1] if number.isdecimal()]
-        if not all(read.holds(named) for read in (*suspects, *self._reads)):
+            labels = self._root.check_verbose((self.owners, *objects)).verbose_code_parts
+        suspects = [self._reads[int(number)] for number in labels[:1] if number.isdecimal()]
+        if not all(read.holds(arguments) for read in (*suspects, *self._reads)):
             return False
-        if self._identities.missed(named):
+        if self._identities.missed(arguments):
             return False
         self._looked_into.update(id(read.owner) for read in suspects)
         self._writes_met += self._root is not None
         if not self._is_new:
-            self._build(named)
+            self._build(arguments)
         self._is_new = False
         return True
 

@@ -63,8 +63,8 @@ class Stream:
         if self._uses is None or self._value.cache_info()[:2] == self._uses:
             return None
         results = _results(self._value)
-        held = [*results.values()]
-        return lambda: {*map(id, held)} <= {*map(id, results.values())}
+        current = [*results.values()]
+        return lambda: {*map(id, current)} <= {*map(id, results.values())}
 
     def refuse_use(self) -> None:
         """Raise `Unsupported` if the object was used."""
@@ -79,7 +79,7 @@ class Stream:
 def _results(memo: Any) -> dict[Any, Any]:
     """Return the results in a memo, by the keys of their arguments."""
     attrs = vars(memo)
-    return next(held for held in gc.get_referents(memo) if type(held) is dict and held is not attrs)
+    return next(target for target in gc.get_referents(memo) if type(target) is dict and target is not attrs)
 
 
 def _holds_wrappers(memo: object) -> bool:

@@ -33,7 +33,7 @@ class Write:
 
     holder: Holder
     stored: tuple[tuple[Any, Template], ...] = ()
-    removed: tuple[object, ...] = ()
+    removals: tuple[object, ...] = ()
     appended: tuple[Template, ...] = ()
     is_all: bool = False
     place: int | None = None
@@ -48,7 +48,7 @@ class Write:
         if self.place is not None:
             holder = type(holder)(target, holder.label)
         content = {} if self.is_all else holder.content()
-        for key in self.removed:
+        for key in self.removals:
             content.pop(key, None)
         for key, template in self.stored:
             content[key] = template(results)
@@ -57,7 +57,7 @@ class Write:
 
 def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
     """Yield the function's changes to reached objects."""
-    for holder in reached.held.changed():
+    for holder in reached.holdings.changed():
         write = _write(holder, packing)
         for key, _ in write.stored if write is not None and holder.hides_absence else ():
             if key not in holder.at_first:
@@ -79,8 +79,8 @@ def _write(holder: Holder, packing: Packing) -> Write | None:
         for key, value in now.items()
         if not _is_kept(value, before.get(key, MISSING), packing)
     )
-    removed = tuple(key for key in before if key not in now)
-    return Write(holder, stored, removed) if stored or removed else None
+    removals = tuple(key for key in before if key not in now)
+    return Write(holder, stored, removals) if stored or removals else None
 
 
 def _elements(holder: Elements, now: Content, packing: Packing) -> Write | None:
