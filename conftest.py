@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -31,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=("torch",),
         help="executors of the suites that compare with eager, such as inductor,torch",
     )
+    parser.addoption("--without", metavar="PART,...", help="parts that take no part in any call")
     parser.addoption("--device", default="cpu", help="where the databases and the survey of models run, such as cuda")
     parser.addoption("--part", type=fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N tests")
 
@@ -38,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     under_test.EXECUTORS[:] = config.getoption("executors")
     under_test.run_on(config.getoption("device"))
+    if config.getoption("without"):
+        os.environ[DISABLE_VARIABLE] = config.getoption("without")
     # Tests run in parallel processes; and results that depend on how a sum is split among threads are not bit-equal.
     torch.set_num_threads(1)
 
@@ -89,7 +93,8 @@ def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         yield
         plugins.loaded_once.cache_clear()
     else:
-        monkeypatch.delenv(DISABLE_VARIABLE, raising=False)
+        if not request.config.getoption("without"):
+            monkeypatch.delenv(DISABLE_VARIABLE, raising=False)
         monkeypatch.setattr(plugins, "entry_points", shipped)
         monkeypatch.setattr(parts, "entry_points", shipped)
         yield

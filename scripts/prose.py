@@ -1,11 +1,11 @@
-"""Check the English of pages and docstrings: glossary, length of sentences, the pronoun "what".
+"""Check the English of pages and docstrings: glossary, length of sentences, the pronoun "what"; and names in code.
 
     python -m scripts.prose            # the files listed in pyproject.toml, [tool.prose]
     python -m scripts.prose FILE ...   # these files
     python -m scripts.prose --density  # words, and that pronoun per 1,000 words, of every page and docstring
 
 A listed file stays listed. The list grows until it names all pages and modules. The messages of all modules are
-checked, too: the texts of errors, warnings and refusals.
+checked, too: the texts of errors, warnings and refusals. So are the names of values: nouns, or assertions of booleans.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = ("core", "executors", "plugins/switchgear_memory")
+CODE = ("core", "executors", "plugins")
 #: The most words of a sentence, and the most such pronouns per 1,000 words of a file.
 SENTENCE, WHAT = 25, 2.0
 #: Patterns of words to avoid, each with the words to use.
@@ -41,6 +41,11 @@ WORDS = {
     r"what is kept": "residual, saved tensor",
 }
 _WORDS = [(re.compile(rf"\b(?:{pattern})\b", re.IGNORECASE), better) for pattern, better in WORDS.items()]
+#: Words that name no value: participles and headless words. `left` is allowed next to `right`, for operands.
+_NO_NAME = re.compile(
+    "_*(again|apart|asked|called|chosen|done|found|given|gone|held|home|kept|known|left|listed|made|named|noted|put|"
+    "removed|said|seen|sent|settled|shown|taken|told|used|what|who|whole|written)"
+)
 #: Calls with a message for users.
 _TELLING = {"warn", "refuse", "_refuse", "Unsupported", "DataDependent", "Declined", "InvalidInput"}
 _WORD = re.compile(r"[A-Za-z][\w'’-]*")
@@ -95,6 +100,28 @@ def messages(path: Path) -> Iterator[tuple[int, str]]:
                     yield argument.lineno, text
 
 
+def names(path: Path) -> list[str]:
+    """Return the faults of the names bound in a module: variables, parameters, attributes, caught errors."""
+    bound: list[tuple[str, int]] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.arg):
+            bound.append((node.arg, node.lineno))
+        elif isinstance(node, ast.ExceptHandler):
+            bound.append((node.name or "", node.lineno))
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            bound.append((node.id if isinstance(node, ast.Name) else node.attr, node.lineno))
+    place = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    allowed = "left" if "right" in dict(bound) else ""
+    faulty = [(name, line) for name, line in bound if _NO_NAME.fullmatch(name) and name != allowed]
+    return [f"{place}:{line}: {name!r} names no value: use a noun" for name, line in faulty]
+
+
+def modules() -> list[Path]:
+    """Return the modules of the code, without tests."""
+    paths = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [path for path in paths if "tests" not in path.relative_to(ROOT).parts]
+
+
 def _text(node: ast.expr) -> str:
     """Return the text of a string or an f-string, with `X` for each value."""
     if isinstance(node, ast.JoinedStr):
@@ -143,14 +170,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.density:
         print(f"pages: {density([ROOT / 'README.md', *(ROOT / 'docs').glob('*.md')])}")
-        print(f"docstrings: {density([path for folder in CODE for path in (ROOT / folder).rglob('*.py')])}")
+        print(f"docstrings: {density(modules())}")
         return 0
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["prose"]["files"]
     paths = [path.resolve() for path in options.files] or [path for name in listed for path in sorted(ROOT.glob(name))]
     lines = [line for path in paths for line in faults(path)]
-    modules = [] if options.files else [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
-    lines += [line for path in modules for line in faults(path, dict(messages(path)).items())]
-    print("\n".join(lines) or f"{len(paths)} files, messages of {len(modules)} modules: no faults")
+    code = [] if options.files else modules()
+    lines += [line for path in code for line in (*faults(path, dict(messages(path)).items()), *names(path))]
+    print("\n".join(lines) or f"{len(paths)} files, messages and names of {len(code)} modules: no faults")
     return int(bool(lines))
 
 

@@ -39,6 +39,23 @@ def test_code_and_links_are_left_out_docstrings_and_comments_are_not(tmp_path: P
     assert [fault.split(":")[1] for fault in prose.faults(module)] == ["2", "4"]
 
 
+@pytest.mark.parametrize(
+    ("code", "count"),
+    [
+        ("found = 1", 1),
+        ("matches = 1", 0),
+        ("def f(*, _given):\n    self.made, x = 1, self.found", 2),
+        ("try:\n    pass\nexcept E as asked:\n    f(told=1)", 1),
+        ("left = 1", 1),
+        ("left, right = 1, 2", 0),
+    ],
+)
+def test_names_of_values_are_nouns(tmp_path: Path, code: str, count: int) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(code)
+    assert len(prose.names(module)) == count
+
+
 def test_messages_of_modules_are_checked(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text('def f(x):\n    raise Unsupported(f"{x} is equal to the bit", splits=False)\n')

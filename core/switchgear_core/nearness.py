@@ -60,8 +60,8 @@ def differences(
         if not torch.allclose(ours, base, near, most, equal_nan=True):
             wide = torch.promote_types(base.dtype, torch.float32)
             off = float((ours.to(wide) - base.to(wide)).abs().max())
-            shown = f"expected {_shown(expected[name])}, got {_shown(results[name])}"
-            yield f"{name} differs from PyTorch's operators by up to {off:.3g}, with {most:.3g} allowed: {shown}"
+            values = f"expected {_shown(expected[name])}, got {_shown(results[name])}"
+            yield f"{name} differs from PyTorch's operators by up to {off:.3g}, with {most:.3g} allowed: {values}"
 
 
 def mismatch(result: torch.Tensor, expected: Any) -> str:
@@ -69,9 +69,7 @@ def mismatch(result: torch.Tensor, expected: Any) -> str:
     mine = {"shape": tuple(result.shape), "dtype": result.dtype, "device": result.device}
     theirs = {"shape": tuple(expected.shape), "dtype": expected.dtype, "device": expected.device}
     return "; ".join(
-        f"{what} {mine[what]}, expected {theirs[what]}"
-        for what in mine
-        if mine[what] != theirs[what]
+        f"{key} {mine[key]}, expected {theirs[key]}" for key in mine if mine[key] != theirs[key]
     )
 
 
@@ -125,5 +123,5 @@ def _largest(tensor: torch.Tensor) -> float:
 def _shown(tensor: torch.Tensor | None) -> str:
     if tensor is None:
         return "None"
-    shown = ", ".join(f"{value:.6g}" for value in dense(tensor).detach().flatten()[:6].tolist())
-    return f"[{shown}{', ...' if tensor.numel() > 6 else ''}]"
+    numbers = ", ".join(f"{value:.6g}" for value in dense(tensor).detach().flatten()[:6].tolist())
+    return f"[{numbers}{', ...' if tensor.numel() > 6 else ''}]"

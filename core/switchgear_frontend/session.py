@@ -194,8 +194,8 @@ def capture(
                 if compiling or reads_inputs:
                     raise
                 compiling = True
-            except SharedMemory as found:
-                homes.update(found.homes)
+            except SharedMemory as error:
+                homes.update(error.homes)
             except Again:
                 pass
     raise Unsupported("every call of the function loads modules anew; import them outside of it")

@@ -43,10 +43,10 @@ def run_checked(program: Program, arguments: tuple[Any, ...], *, values: bool = 
         ExecutorFailed: an implementation of a plugin failed a check, or raised where PyTorch does not.
     """
 
-    def run(item: BoundSymbol, args: Any, kwargs: Any, held: Mapping[str, Any]) -> Any:
+    def run(item: BoundSymbol, args: Any, kwargs: Any, environment: Mapping[str, Any]) -> Any:
         if is_never_blamed(item):
             return function_of(item)(*args, **kwargs)
-        return _run(program, item, args, kwargs, held, values=values)
+        return _run(program, item, args, kwargs, environment, values=values)
 
     return walk(program, arguments, run)
 
@@ -70,7 +70,7 @@ def _run(
     item: BoundSymbol,
     args: tuple[object, ...],
     kwargs: dict[str, object],
-    held: Mapping[str, object],
+    environment: Mapping[str, object],
     *,
     values: bool,
 ) -> Any:
@@ -82,14 +82,14 @@ def _run(
         with restoring() as changed:
             result = item.implementation.fn(*args, **kwargs)
     except Exception as error:
-        raise fault(program, item, held, error) from error
+        raise fault(program, item, environment, error) from error
     finally:
         del args, kwargs
     unexpected = f"it changed {changed[0].name}, which was put back" if changed else ""
     unexpected = unexpected or _unexpected(item.output, result)
     if not unexpected and not targets:
         unexpected = before.changed() or _shared(program, item, before, result)
-        unexpected = unexpected or _misplaced(item, held, result)
+        unexpected = unexpected or _misplaced(item, environment, result)
     if not unexpected and before.copies is not None and not item.is_random:
         unexpected = _different(item, before.copies, result)
     if unexpected:
@@ -139,7 +139,7 @@ def _shared(program: Program, item: BoundSymbol, before: _Arguments, result: obj
     return ""
 
 
-def _misplaced(item: BoundSymbol, held: Mapping[str, object], result: object) -> str:
+def _misplaced(item: BoundSymbol, environment: Mapping[str, object], result: object) -> str:
     """Describe strides that match neither the trace nor PyTorch's operators (fakes may be wrong); empty if none."""
     if item.is_random or any(value is BOXED for value in item.args):
         return ""
@@ -147,7 +147,7 @@ def _misplaced(item: BoundSymbol, held: Mapping[str, object], result: object) ->
     bind_outputs(item.output, result, values)
     odd = [p for p in item.outputs if not _lies(values[p.name], p.stride)]
     if odd:
-        args, kwargs = map_proxies(lambda proxy: held[proxy.name], (item.args, dict(item.kwargs)))
+        args, kwargs = map_proxies(lambda p: environment[p.name], (item.args, dict(item.kwargs)))
         with suppress(Exception):  # an operator that only the plugin can run
             bind_outputs(item.output, item.symbol.fn(*args, **kwargs), theirs)
     for p in odd:
@@ -195,9 +195,9 @@ def _different(
     }
     ours = named(result, skipped)
     args, kwargs = map_tensors(twin, copies)
-    again = named(item.implementation.fn(*args, **kwargs), skipped)
+    rerun = named(item.implementation.fn(*args, **kwargs), skipped)
     for name, tensor in ours.items():
-        if not _equal(tensor, again[name]):
+        if not _equal(tensor, rerun[name]):
             return f"{name} differs between two runs on the same arguments"
     args, kwargs = copies
     args = tuple(args[0]) if item.implementation.boxed else args
@@ -240,7 +240,7 @@ def _unexpected(output: object, result: object, place: str = "its result") -> st
     return f"{place} has {text}" if text else ""
 
 
-def _failure(program: Program, item: BoundSymbol, what: str) -> ExecutorFailed:
+def _failure(program: Program, item: BoundSymbol, problem: str) -> ExecutorFailed:
     assert item.implementation is not None
     owner = item.implementation.owner
     label, remedy = program.blame.get(owner, (owner, "leave it out of executors"))
@@ -248,6 +248,6 @@ def _failure(program: Program, item: BoundSymbol, what: str) -> ExecutorFailed:
         "have its `supports` decline" if item.subsymbols else "give it a checker that declines"
     )
     return ExecutorFailed(
-        f"executor {label} failed in {item.symbol.name}, called at {item.source}: {what}. To go on without it, "
+        f"executor {label} failed in {item.symbol.name}, called at {item.source}: {problem}. To go on without it, "
         f"{remedy}; its author can correct it, or {decline} such calls"
     )

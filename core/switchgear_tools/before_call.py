@@ -31,14 +31,14 @@ def facts_before(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     Executors are asked which operators to run, and compile nothing.
     """
     compiler = compiler_for(function)
-    noted: list[ExplainedRegion] = []
-    entry = compiler.examined(undecided(compiler.selection, noted), args, kwargs)
+    records: list[ExplainedRegion] = []
+    entry = compiler.examined(undecided(compiler.selection, records), args, kwargs)
     if isinstance(entry, Fallback):
         reason = f"would not be compiled: {entry} (fallback={compiler.options['fallback']!r})"
         return Facts(compiler.name, compiler.selection, None, reason)
-    count = len(noted)
+    count = len(records)
     programs = [*programs_of(entry, compiler.selection)]
-    regions = [tuple(noted[:count]), tuple(noted[count:])]
+    regions = [tuple(records[:count]), tuple(records[count:])]
     return Facts(
         compiler.name,
         compiler.selection,
@@ -66,8 +66,8 @@ def compiler_for(function: Any) -> Compiler:
     return compiler
 
 
-def undecided(selection: Selection, noted: list[ExplainedRegion]) -> Selection:
-    """Return a copy of `selection` whose executors claim as before and compile nothing; their regions are `noted`."""
+def undecided(selection: Selection, records: list[ExplainedRegion]) -> Selection:
+    """Return a copy of `selection` whose executors compile nothing, and append their regions to `records`."""
 
     def choose(regions: Sequence[Region], context: Any) -> Sequence[RegionChoice]:
         for region in regions:
@@ -77,7 +77,7 @@ def undecided(selection: Selection, noted: list[ExplainedRegion]) -> Selection:
                 for item in context.operators(region).bound_symbols
                 if item.implementation is not None
             )
-            noted.append(
+            records.append(
                 ExplainedRegion(_operators(region.trace), candidates, tuple(owners.items()))
             )
         why = "unless the operators are faster, as measured"
@@ -85,7 +85,7 @@ def undecided(selection: Selection, noted: list[ExplainedRegion]) -> Selection:
 
     def note(executor: Executor, region: Trace) -> None:
         if not selection.choosers:
-            noted.append(ExplainedRegion(_operators(region), (executor.name,)))
+            records.append(ExplainedRegion(_operators(region), (executor.name,)))
 
     twins = {executor: _idle(executor, note) for executor in selection.executors}
     claimants = (replace(entry, executor=twins[entry.executor]) for entry in selection.claimants)

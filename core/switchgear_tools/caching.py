@@ -141,10 +141,10 @@ def _sound_entries(archive: zipfile.ZipFile) -> Iterator[tuple[str, bytes]]:
 
 def _check_machine(manifest: bytes) -> None:
     """Raise `InvalidInput` unless an archive comes from a machine of the same kind, in every respect."""
-    held = json.loads(manifest)
-    if not isinstance(held, dict) or held.get("format") != _FORMAT:
+    facts = json.loads(manifest)
+    if not isinstance(facts, dict) or facts.get("format") != _FORMAT:
         raise InvalidInput(f"is no exported cache of format {_FORMAT}")
-    there, here = held.get("machine"), _machine()
+    there, here = facts.get("machine"), _machine()
     if not isinstance(there, dict):
         raise InvalidInput("does not say which machine it is from")
     differences = [

@@ -31,12 +31,12 @@ SWITCHGEAR_MEMORY and SWITCHGEAR_FALLBACK set them."""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = command_line()
-    chosen = parser.parse_args(arguments)
-    if chosen.command is None:
+    args = parser.parse_args(arguments)
+    if args.command is None:
         parser.print_help(sys.stderr)
         return 2
     try:
-        status: int = importlib.import_module("switchgear_tools.commands").run(chosen)
+        status: int = importlib.import_module("switchgear_tools.commands").run(args)
         sys.stdout.flush()
     except (
         BrokenPipeError
@@ -88,12 +88,12 @@ def command_line() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(name: str, help: str, *examples: str, about: str = "") -> argparse.ArgumentParser:
-        shown = "\n".join([f"  switchgear {example}" for example in examples])
+        listing = "\n".join([f"  switchgear {example}" for example in examples])
         subparser = commands.add_parser(
             name,
             help=help[0].lower() + help[1:],
             description=f"{help}.\n\n{about}".strip(),
-            epilog=f"examples:\n{shown}\n\n{_STATUS}",
+            epilog=f"examples:\n{listing}\n\n{_STATUS}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         subparser.add_argument(

@@ -44,9 +44,9 @@ def _gradients_are_eagers() -> bool:
         z[0] += y.exp()[0]
         return (_Twice.apply(z) * y).sum()  # type: ignore[no-any-return, no-untyped-call]
 
-    def gradients(called: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def gradients(computation: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
         x, y = (torch.linspace(0, 1, 6).reshape(2, 3).requires_grad_() for _ in range(2))
-        return torch.autograd.grad(called(x, y), (x, y))
+        return torch.autograd.grad(computation(x, y), (x, y))
 
     jitted = jit(function, executors=["torch"], strict=True)
     return all(map(torch.equal, gradients(jitted), gradients(function)))

@@ -30,7 +30,7 @@ def programs_of(entry: Entry, selection: Selection, graph: str = "") -> Iterator
 
 
 def _explained(
-    kind: str, program: Program, held: Collection[str], selection: Selection, graph: str
+    kind: str, program: Program, live_inputs: Collection[str], selection: Selection, graph: str
 ) -> ExplainedProgram:
     trace = program.stages[-1]
     return ExplainedProgram(
@@ -38,10 +38,10 @@ def _explained(
         program.stages,
         program.choices,
         tuple(regions_of(trace, selection.fusion)),
-        peak(program.stages[-2], held),
+        peak(program.stages[-2], live_inputs),
         program.job is not None and not program.job.is_done,
         graph,
-        frozenset(held),
+        frozenset(live_inputs),
     )
 
 

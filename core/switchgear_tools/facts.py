@@ -116,7 +116,7 @@ class ExplainedProgram:
     """A forward or a backward: its stages, choices and regions, and the most bytes at once.
 
     `peak` includes saved tensors, results and grad outputs, not the inputs of the call nor memory inside a kernel.
-    `held` names inputs that live anyway. `graph` is the line of the graph of a split function.
+    `live_inputs` are the names of inputs that live anyway. `graph` is the line of the graph of a split function.
     `is_pending`: the regions are being compiled.
     """
 
@@ -127,7 +127,7 @@ class ExplainedProgram:
     peak: int
     is_pending: bool = False
     graph: str = ""
-    held: frozenset[str] = frozenset()
+    live_inputs: frozenset[str] = frozenset()
 
     @property
     def trace(self) -> Trace:

@@ -24,8 +24,8 @@ class Lifetime:
     death: int
 
 
-def lifetimes(trace: Trace, held: Collection[str] = ()) -> list[Lifetime]:
-    """Return the lifetimes of a trace without `del` lines; `held` inputs and views have no memory of their own."""
+def lifetimes(trace: Trace, live_inputs: Collection[str] = ()) -> list[Lifetime]:
+    """Return the lifetimes of a trace without `del` lines; `live_inputs` and views have no memory of their own."""
     lines = trace.bound_symbols
     homes = storages(lines)
     last = {
@@ -34,7 +34,7 @@ def lifetimes(trace: Trace, held: Collection[str] = ()) -> list[Lifetime]:
         for proxy in (*item.inputs, *item.outputs)
     }
     last |= {homes.get(proxy.name, proxy.name): len(lines) for proxy in proxies(trace.outputs)}
-    values = [(-1, proxy) for proxy in trace.inputs if proxy.name not in held]
+    values = [(-1, proxy) for proxy in trace.inputs if proxy.name not in live_inputs]
     values += [(place, proxy) for place, item in enumerate(lines) for proxy in item.outputs]
     return [
         Lifetime(proxy.name, proxy.bytes, birth, last.get(proxy.name, len(lines)))
@@ -52,6 +52,6 @@ def live_bytes(values: Iterable[Lifetime], lines: int) -> list[int]:
     return [*itertools.accumulate(changes)][: lines + 1]
 
 
-def peak(trace: Trace, held: Collection[str]) -> int:
-    """Return the peak bytes of a trace's values, without values in the memory of `held` inputs."""
-    return max(live_bytes(lifetimes(trace, held), len(trace.bound_symbols)))
+def peak(trace: Trace, live_inputs: Collection[str]) -> int:
+    """Return the peak bytes of a trace's values, without values in the memory of `live_inputs`."""
+    return max(live_bytes(lifetimes(trace, live_inputs), len(trace.bound_symbols)))

@@ -97,8 +97,8 @@ def plan(function: Any, /, *args: Any, **kwargs: Any) -> Plan:
     def point(budget: float) -> PlannedMemory:
         limit = ByOption(f"{int(budget * eager)}B", may_exceed=True)
         parts = partition(joint, overwritten, limit, fuses, lambda: eager)
-        again = [item for item in parts.backward.bound_symbols if RECOMPUTED in item.tags]
-        longer = extra(joint.trace, again, fuses)
+        replay = [item for item in parts.backward.bound_symbols if RECOMPUTED in item.tags]
+        longer = extra(joint.trace, replay, fuses)
         return PlannedMemory(budget, parts.saved_bytes, _peak(parts), longer)
 
     return Plan(eager, tuple(map(point, (*_PARTS, 0.0))))

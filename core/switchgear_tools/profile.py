@@ -148,7 +148,7 @@ def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
     """
     origins: dict[str, tuple[bool, str]] = {}
 
-    def noted(item: BoundSymbol, label: str) -> None:
+    def note(item: BoundSymbol, label: str) -> None:
         owner = item.implementation.owner if item.implementation else "torch"
         is_backward = (
             bool(item.links) or BACKWARD in item.tags or any(part.links for part in item.subsymbols)
@@ -157,7 +157,7 @@ def profile(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Profile:
 
     compiler = compiler_for(function)
     options = {**compiler.options, "compile": "now"}
-    options["passes"] = [*compiler.options["passes"], ranged(noted)]
+    options["passes"] = [*compiler.options["passes"], ranged(note)]
     target = compiler.module if compiler.module is not None else compiler.function
     jitted = jit(target, **options)
 

@@ -18,8 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Collect the suite if no files are named."""
-    named = config.args_source is pytest.Config.ArgsSource.ARGS
-    if config.getoption("switchgear_plugin") is not None and not named:
+    has_files = config.args_source is pytest.Config.ArgsSource.ARGS
+    if config.getoption("switchgear_plugin") is not None and not has_files:
         config.args, config.option.pyargs = ["switchgear_tools.testing.suite"], True
 
 

@@ -48,8 +48,8 @@ def label_of(item: BoundSymbol) -> str:
     return f"{', '.join(sources)}  {gradient}{operator}".lstrip()
 
 
-def ranged(noted: Callable[[BoundSymbol, str], object] = lambda item, label: None) -> PassPlacement:
-    """Return a pass that runs each line in a range and calls `noted` with each line and its label."""
+def ranged(note: Callable[[BoundSymbol, str], object] = lambda item, label: None) -> PassPlacement:
+    """Return a pass that runs each line in a range and calls `note` with each line and its label."""
 
     def run(trace: Trace, context: PassContext) -> Trace:
         body = [item if item.symbol in _SILENT else in_range(item) for item in trace.bound_symbols]
@@ -57,7 +57,7 @@ def ranged(noted: Callable[[BoundSymbol, str], object] = lambda item, label: Non
 
     def in_range(item: BoundSymbol) -> BoundSymbol:
         label = label_of(item)
-        noted(item, label)
+        note(item, label)
         before = item.implementation or Implementation("torch", item.symbol.fn)
         return item.with_implementation(replace(before, fn=Ranged(before.fn, label), path=""))
 

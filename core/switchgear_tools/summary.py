@@ -157,9 +157,9 @@ def _not_fused(facts: Facts, width: int, detail: str) -> Iterator[str]:
 
 def _names(group: NotFused) -> str:
     """Return the operators of a group, naming the most frequent."""
-    shown = _MOST if len(group.operators) > _MOST + 1 else _MOST + 1
-    names = [f"{count} {_short(name)}" for name, count in group.operators[:shown]]
-    rest = group.operators[shown:]
+    limit = _MOST if len(group.operators) > _MOST + 1 else _MOST + 1
+    names = [f"{count} {_short(name)}" for name, count in group.operators[:limit]]
+    rest = group.operators[limit:]
     if rest:
         names.append(f"{sum(count for _, count in rest)} of {counted(len(rest), 'other kind')}")
     return ", ".join(names)

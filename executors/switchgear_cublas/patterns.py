@@ -26,7 +26,7 @@ _TWO_REGIONS = "product and activation are in different regions (no_grad or chec
 
 
 def round_linears(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Replace linear layers by those with an 8-bit product, if requested."""
+    """Replace linear layers by layers with an 8-bit product, if requested."""
     lines = sg.passes.Lines(trace)
     if any(isinstance(executor, CublasExecutor) and executor.fp8 for executor in context.executors):
         for item in trace.bound_symbols:
@@ -94,7 +94,7 @@ def fuse_gelu_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.T
 
 
 def fuse_bias_gradients(trace: sg.Trace, context: sg.passes.PassContext) -> sg.Trace:
-    """Join the gradients of weights with those of their biases."""
+    """Join the gradients of weights and of their biases."""
     lines = sg.passes.Lines(trace)
     for total in trace.bound_symbols:
         leaf = sg.passes.leaf_of(total)

@@ -72,7 +72,7 @@ def _dgelu(grad: Tensor, z: Tensor) -> Tensor:
 
 
 def _of_linear(grad: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Gradients:
-    """Return the gradients of a linear layer, in operators known to `patterns.py`; unrequested ones are dead code."""
+    """Return the gradients of a linear layer, in operators known to `patterns.py`; unrequested gradients are dead."""
     grad = grad.reshape(-1, grad.shape[-1])
     rows = x.reshape(-1, x.shape[-1])
     grad_x = _aten.mm.default(grad, weight.t() if transposed else weight).view(x.shape)

@@ -24,7 +24,7 @@ _PROBE = """
 extern "C" double switchgear_probe(double x) { return std::sqrt(x); }
 """
 _DEFAULT_COMPILER = {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-#: Seconds: the first compilation on a busy machine takes one; a hanging compiler counts as failed.
+#: Seconds: the first compilation on a busy machine takes 1; a hanging compiler counts as failed.
 _PATIENCE = 60
 #: Bytes, more than a disk keeps for names alone.
 _ROOM = 1 << 16

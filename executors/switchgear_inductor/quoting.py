@@ -33,8 +33,8 @@ def quoted_paths() -> Iterator[None]:
 
 def _quoting(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def __init__(self: Any, name: str, sources: str | list[str], BuildOption: Any, *rest: Any, **named: Any) -> None:
-        original(self, name, sources, BuildOption, *rest, **named)
+    def __init__(self: Any, name: str, sources: str | list[str], BuildOption: Any, *rest: Any, **keywords: Any) -> None:
+        original(self, name, sources, BuildOption, *rest, **keywords)
         paths = [sources] if isinstance(sources, str) else sources
         self._sources_args = _quoted(self._sources_args, paths)
         self._output = _quoted(self._output, [self._target_file])

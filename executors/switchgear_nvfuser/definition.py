@@ -50,7 +50,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One call of an nvFuser operator."""
+    """A call of an nvFuser operator."""
 
     operator: str
     args: tuple[Any, ...]

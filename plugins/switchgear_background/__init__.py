@@ -21,7 +21,7 @@ from switchgear_core.registry.selection import Selection
 
 @hookimpl
 def switchgear_options() -> list[Option]:
-    """Declare them."""
+    """Declare the options `compile` and `decisions`."""
     return [
         Option(
             "compile",

@@ -54,7 +54,7 @@ class Decisions:
         self.entries = _read(file) if self.repeats else []
 
     def of(self, trace: Trace, selection: Selection) -> Decision | None:
-        """Return the decision about a program; None if it is to be recorded.
+        """Return the decision about a program; None for a decision still to be recorded.
 
         Raises:
             OtherDecisions: the file has no decision for this program, or was written on a different machine.
@@ -88,7 +88,7 @@ class Decisions:
             raise InvalidInput(f"decisions={str(self.file)!r} cannot be written: {error}") from error
 
     def differ(self, program: str, subject: str) -> OtherDecisions:
-        """Return the error that tells a difference."""
+        """Return the error for a difference."""
         return OtherDecisions(
             f"decisions={str(self.file)!r} does not fit the {program}: {subject}. Delete the file to decide anew"
         )

@@ -1,8 +1,8 @@
 """Compiling in the background: a worker process compiles and measures programs while operators run.
 
 A program with uncompiled regions is sent to the worker, and runs without regions meanwhile. The worker compiles and
-measures as this process would. It leaves on disk the files that `FusionExecutor.load` reads, and the executor of each
-region (`Answers`). Then the program is outdated (`Job.is_done`). It is rebuilt without compilation, and exchanged
+measures as this process would, and leaves on disk the files for `FusionExecutor.load`, and the executor of each
+region (`Answers`). Then the outdated program (`Job.is_done`) is rebuilt without compilation, and exchanged
 between two calls (`runtime/entry.py`, `runtime/autograd_bridge.py`).
 
 A worker that dies, hangs or cannot write costs only speed: `Job.failure` tells why.
@@ -106,7 +106,7 @@ _JOBS: dict[str, Job] = {}
 
 
 def settle(trace: Trace, selection: Selection, boxed: bool) -> tuple[Selection, Job | None]:
-    """Return the selection for building a program now, and the job that leads to a rebuild."""
+    """Return the selection for building a program now, and the job of a rebuild."""
     mode = mode_of(selection)
     if mode == "now" or not may_have_regions(trace, selection):
         return selection, None
@@ -132,7 +132,7 @@ def resettled(trace: Trace, selection: Selection, boxed: bool, answers: Answers)
 
 
 def objection(selection: Selection) -> str:
-    """Return why another process cannot compile; empty if it can."""
+    """Return the objection to compilation in another process, or an empty text."""
     if selection.fuel.left is not None:
         return "fuel is counted in this process"
     for claimant in selection.claimants:
@@ -264,7 +264,7 @@ class Pool:
             self.end()
             paths: Sequence[object] = sys.path  # Python ignores entries other than strings
             places = [path or os.getcwd() for path in paths if isinstance(path, str)]
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the worker
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START, json.dumps(places)],
                 stdin=subprocess.PIPE,
@@ -314,7 +314,7 @@ class Pool:
         atexit.unregister(self.close)
         if self.process is not None:
             _close(self.process)
-            self.process.returncode = 0  # a child of the parent, which alone can wait for it
+            self.process.returncode = 0  # only the parent process can wait for the worker
 
 
 def _failed(failure: str) -> str:
@@ -358,7 +358,7 @@ def _read(pipe: IO[bytes], count: int) -> bytes:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a worker and all its child processes, which form a process group."""
+    """End the process group of a worker: the worker and all its child processes."""
     with contextlib.suppress(OSError):
         if hasattr(os, "killpg"):
             os.killpg(process.pid, signal.SIGKILL)

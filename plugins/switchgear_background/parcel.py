@@ -41,14 +41,14 @@ _FUNCTIONS = (
 
 
 class Unsent:
-    """The placeholder for a value that did not travel."""
+    """The placeholder for a value left out of a parcel."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
 
 def _unsent(*args: object, **kwargs: object) -> object:
-    """Raise: the placeholder for a function that did not travel, and is never called."""
+    """Raise `NotImplementedError`: the placeholder for a function left out of a parcel, never called."""
     raise NotImplementedError("a function that stayed in another process")
 
 

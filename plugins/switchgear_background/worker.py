@@ -1,6 +1,6 @@
-"""The worker process: compiles and measures the regions of programs that another process sends.
+"""The worker process: compiles and measures the regions of programs from another process.
 
-It reads tasks from its standard input and answers on its standard output (`background.send`). It runs at a lower
+The worker reads tasks from its standard input and answers on its standard output (`background.send`). It runs at low
 priority, and ends with its child processes when the sending process does: then the pipe ends.
 """
 
@@ -65,7 +65,7 @@ def _read(tasks: queue.SimpleQueue[bytes]) -> None:
 
 
 def _watch(parent: int) -> None:
-    """End with the parent process, even if a fork of it holds the pipe open."""
+    """End with the parent process, even if a fork holds the pipe open."""
     while os.getppid() == parent:
         time.sleep(2)
     _end()
@@ -89,7 +89,7 @@ def reply(message: bytes) -> dict[str, Any]:
             failure = f"{type(error).__name__}: {error}"
     if torch.accelerator.is_available():
         with contextlib.suppress(RuntimeError):
-            torch.accelerator.empty_cache()  # the user's process may need it
+            torch.accelerator.empty_cache()  # leaves the memory to the user's process
     messages = [str(warning.message) for warning in caught if warning.category.__module__ == SwitchgearError.__module__]
     return {"answers": None if failure else as_json(answers), "failure": failure, "warnings": messages}
 
@@ -119,7 +119,7 @@ def _compile(task: dict[str, Any], answers: Answers) -> str:
 
 
 def _selection(task: dict[str, Any], answers: Answers) -> Selection:
-    """Return the selection of the process that sent the task."""
+    """Return the selection of the sending process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # unavailable executors are reported elsewhere
         team = pickle.loads(task["team"])

@@ -1,4 +1,4 @@
-"""Code that TorchDynamo silently compiles wrong, recognised by the names, values and classes that it reaches.
+"""Code that TorchDynamo silently compiles wrong, recognised by the reached names, values and classes.
 
 All names in the code are followed: global variables, closures, attributes by name, the content of containers. Too many
 doubts are better than too few: at a doubt the original function runs.
@@ -66,7 +66,7 @@ _BY_REASON = {
     ),
 }
 _NAMES = {name: reason for reason, names in _BY_REASON.items() for name in names}
-#: Subclasses of these types have operators of the user; TorchDynamo uses the operators of the base class.
+#: Types whose subclasses may define operators of the user; TorchDynamo uses the operators of the base class.
 _PLAIN = (int, float, complex, str, bytes)
 _ATOMS = frozenset(
     {
@@ -83,9 +83,9 @@ _ATOMS = frozenset(
 #: The generator behind the functions of `random`, which TorchDynamo respects.
 _SHARED = getattr(random.random, "__self__", None)
 _CONTAINERS = (list, tuple, set, frozenset, deque)
-#: The limit on values that are inspected.
+#: The limit on inspected values.
 _MOST = 4_000
-#: In the place of a count: a class of which no name was looked up.
+#: In the place of a count: a class without a looked-up name.
 _NEW = -1
 #: Special methods that split code does not call.
 _UNCALLED = frozenset(
@@ -105,7 +105,7 @@ _UNCALLED = frozenset(
 
 
 class Doubts:
-    """The values that code reaches by its names, and `reason`: why the code is not split; empty if it may be.
+    """The values reached by the names in code, and the `reason` not to split the code, or an empty text.
 
     Args:
         roots: functions, code and arguments to start from.
@@ -168,7 +168,7 @@ class Doubts:
 
     def _function(self, function: types.FunctionType) -> Iterator[object]:
         for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # it is empty
+            with contextlib.suppress(ValueError):  # an empty cell
                 yield cell.cell_contents
         yield from function.__dict__.values()
         if is_library(function.__code__):

@@ -14,7 +14,7 @@ from switchgear_runtime.splitting import CompileGraph, GraphCompiler
 def graph_runner(
     graph: fx.GraphModule, inputs: Sequence[object], compile_graph: CompileGraph, name: str = ""
 ) -> tuple[GraphCompiler, Callable[..., object]]:
-    """Return the compiler of a TorchDynamo graph, and a callable for the arguments that TorchDynamo passes."""
+    """Return the compiler of a TorchDynamo graph, and a callable for TorchDynamo's arguments."""
     # a copy: TorchDynamo still uses the placeholders of its own graph
     copy = fx.Graph()
     copy.output(copy.graph_copy(graph.graph, {}))
@@ -39,7 +39,7 @@ def run_region(graph: fx.GraphModule, *args: object, **options: object) -> objec
 
 
 def _without_sizes(graph: fx.GraphModule, inputs: Sequence[object]) -> tuple[list[int], Mapping[str, frozenset[int]]]:
-    """Replace size inputs of a graph by sizes of its tensors; return the other inputs, and the dimensions that vary."""
+    """Replace size inputs of a graph by sizes of its tensors; return the other inputs, and the varying dimensions."""
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     dynamic, homes = {}, dict[str, tuple[fx.Node, int]]()
     for node, argument in zip(nodes, inputs, strict=True):

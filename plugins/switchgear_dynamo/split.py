@@ -54,7 +54,7 @@ class Split:
         self._function = function
         self._dynamic = dynamic
         self._doubts = Doubts(function, call)
-        #: Why calls are not split from now on; empty if they are.
+        #: The reason not to split calls from now on, or an empty text.
         self.doubt = self._doubts.reason
         self._conversions: Counter[types.CodeType] = Counter()
         self._own: tuple[object, object] | None = None
@@ -198,7 +198,7 @@ def _codes_of_functions() -> set[types.CodeType]:
 
 
 def _line_of(graph: fx.GraphModule) -> str:
-    """Return the first of the user's lines that a graph comes from, as file:line."""
+    """Return the user's line behind a graph, the first of several, as file:line."""
     for node in graph.graph.nodes:
         lines = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
         user = [f"{file}:{number}" for file, number in lines if not is_own_file(file)]

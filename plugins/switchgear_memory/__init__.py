@@ -29,7 +29,7 @@ def savings(memory: MemoryOption) -> Savings:
 
 @hookimpl
 def switchgear_options() -> list[Option]:
-    """Declare it."""
+    """Declare the option `memory`."""
     return [
         Option(
             "memory",

@@ -46,7 +46,7 @@ class ByOption:
 
     @property
     def is_eager_unfused(self) -> bool:
-        """Whether it saves the same values as eager mode where no executor fuses."""
+        """Whether the same values as in eager mode are saved where no executor fuses."""
         return self.option == "auto"
 
     def choose(self, problem: Problem) -> Saving:
@@ -85,7 +85,7 @@ def extra(trace: Trace, lines: Iterable[BoundSymbol], fuses: bool) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Solution:
-    """A choice, with the bytes that it saves, without inputs, and the lines that it recomputes."""
+    """A choice, with its saved bytes, inputs excluded, and its recomputed lines."""
 
     saving: Saving
     bytes: int
@@ -133,7 +133,7 @@ class _Solver:
 
     @cached_property
     def packed(self) -> dict[str, tuple[BoundSymbol, BoundSymbol]]:
-        """For zeros and ones, by name, the line that makes them booleans and the line that restores them."""
+        """The lines to and from booleans for each packed value of zeros and ones, by name."""
         prices = Prices.of(self.problem, self.problem.forward)
         drawn = [item for item in self.problem.forward if item.outputs and prices.narrows(item.outputs[0], item)]
         return {item.outputs[0].name: _packed(item, self.problem.names) for item in drawn}

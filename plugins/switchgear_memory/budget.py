@@ -181,10 +181,10 @@ class _Lines:
                 if prices.saving(proxy, item) is not None:
                     self._save(proxy, prices.held(proxy, item))
 
-    def _save(self, proxy: TensorProxy, held: int) -> None:
-        variable = self.program.variable(_KEEPING * held, integral=True)
+    def _save(self, proxy: TensorProxy, size: int) -> None:
+        variable = self.program.variable(_KEEPING * size, integral=True)
         self.saved[proxy.name] = variable
-        self.bytes[variable] = held
+        self.bytes[variable] = size
 
     def is_made(self, proxy: TensorProxy) -> bool:
         """Check whether a value may have to be saved or recomputed, because it is no live input."""
@@ -211,17 +211,17 @@ class _Lines:
         step = max(1, len(later) // _MOMENTS)
         for moment in range(step, len(later), step):
             runs = self._recomputed_by(first, moment)
-            held: Terms = {excess: -1.0}
+            terms: Terms = {excess: -1.0}
             for name, variable in self.saved.items():
                 if last[name] >= moment:
-                    held[variable] = self.bytes[variable]
+                    terms[variable] = self.bytes[variable]
             for item, variable in runs.items():
                 waits = first[item] >= moment
                 stays = first[item] < moment - step
                 names = [p for p in item.outputs if waits or (stays and last[p.name] >= moment)]
                 if names and not is_view(item):
-                    held[variable] = bytes_of(*names)
-            self.program.at_most(held, limit)
+                    terms[variable] = bytes_of(*names)
+            self.program.at_most(terms, limit)
 
     def _turns(self, later: Sequence[BoundSymbol]) -> tuple[dict[BoundSymbol, int], dict[str, int]]:
         """Return the latest position at which each line is recomputed, and the position of each value's last read."""

@@ -23,9 +23,9 @@ def min_cut(capacities: Mapping[tuple[int, int], int | None]) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Network:
-    """Arcs by number, each even arc followed by its reverse: their ends, and the flow that they still admit."""
+    """Arcs by number, each even arc followed by its reverse: their ends, and their residual capacity."""
 
-    #: The arcs that begin at each node.
+    #: The outgoing arcs of each node.
     arcs: list[list[int]]
     ends: list[int]
     room: list[int]

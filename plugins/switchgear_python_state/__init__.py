@@ -1,4 +1,4 @@
-"""Python state: attributes, globals, closures and containers that a function reads are guarded, its writes repeated.
+"""Python state: attributes, globals, closures and containers read by a function are guarded, its writes repeated.
 
 A part, with one feature of capture, `python_state`.
 """
@@ -12,5 +12,5 @@ switchgear_priority = -50
 
 @hookimpl
 def switchgear_features() -> list[Feature]:
-    """Bring it; asked after the features of others."""
+    """Return the feature; features of other plugins come first."""
     return [Feature("python_state", (PythonState(),), replaces=("conservative_state",))]

@@ -12,9 +12,9 @@ class ClassChecks(dict[tuple[type, type], bool]):
     _token: object = None
 
     def read(self, function: str, names: dict[str, Any]) -> None:
-        """Record a call of a function of `_abc` by code with these local variables."""
+        """Record a call of a function of `_abc`, whose local variables are `names`."""
         bases, value, *_ = names.values()
-        if function == "get_cache_token":  # `singledispatch`, which may have cached its answer
+        if function == "get_cache_token":  # the caller, `singledispatch`, may have cached its answer
             bases, kinds = names.get("registry", ()), {bases}
         elif function == "_abc_instancecheck":
             kinds = {type(value), value.__class__}

@@ -23,9 +23,9 @@ ATOMS = (
 #: classes of users may be unhashable.
 VALUES = frozenset(map(id, (bool, float, str, bytes, type(None))))
 _PLAIN = VALUES.union(map(id, (int, type, types.FunctionType, types.ModuleType)))
-#: Stand-in for a tensor: its identity matters only where the tensor is an input, which has guards of its own.
+#: Stand-in for a tensor: its identity matters only for an input, and inputs have separate guards.
 TENSOR: Any = type("AnyTensor", (), {"__repr__": lambda self: "a tensor"})()
-#: Stand-in for an integer of 2 or more that is an input.
+#: Stand-in for an input integer of 2 or more.
 NUMBER: Any = type("AnyNumber", (), {"__repr__": lambda self: "an integer"})()
 
 
@@ -38,7 +38,7 @@ class Contents:
     items: tuple[object, ...]
     #: The `maxlen` of a deque, the `default_factory` of a defaultdict.
     setting: object = None
-    #: The container itself, if it has attributes; their reads are guarded on this object.
+    #: The container itself, for guards on its attributes; None without attributes.
     itself: object = None
 
     @property
@@ -48,8 +48,8 @@ class Contents:
         return len(self.items) + sum(inner)
 
     def __repr__(self) -> str:
-        held = self.items if self.keys is None else dict(zip(self.keys, self.items, strict=True))
-        return f"{self.kind.__name__}({held!r})"
+        items = self.items if self.keys is None else dict(zip(self.keys, self.items, strict=True))
+        return f"{self.kind.__name__}({items!r})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +59,7 @@ class Instance:
     kind: type
 
 
-#: Stand-in for a float that is an input.
+#: Stand-in for an input float.
 FLOAT = Instance(float)
 
 
@@ -77,7 +77,7 @@ class Knowledge(Protocol):
         """Return the initial content of a container, by key."""
 
     def is_of_call(self, value: object) -> bool:
-        """Check whether an object is an argument, or reached from one."""
+        """Check whether an object is an argument, or reached from an argument."""
 
 
 def freeze(value: Any, knowledge: Knowledge, around: tuple[int, ...] = ()) -> object:
@@ -99,14 +99,14 @@ def freeze(value: Any, knowledge: Knowledge, around: tuple[int, ...] = ()) -> ob
     is_container = issubclass(kind, (tuple, list, dict, set, frozenset, deque, types.MappingProxyType))
     if not is_container or kind is torch.Size or id(value) in around:
         return Instance(kind) if knowledge.is_of_call(value) else value
-    held = knowledge.content(value)
-    items = tuple(held.values())
+    content = knowledge.content(value)
+    items = tuple(content.values())
     if not issubclass(kind, (set, frozenset)):
         items = tuple([freeze(item, knowledge, (*around, id(value))) for item in items])
     has_keys = issubclass(kind, (dict, types.MappingProxyType))
     has_attributes = kind.__flags__ & HEAP and kind.__dictoffset__
     itself = value if has_attributes and not knowledge.is_of_call(value) else None
-    return Contents(kind, tuple(held) if has_keys else None, items, _setting(value), itself)
+    return Contents(kind, tuple(content) if has_keys else None, items, _setting(value), itself)
 
 
 def _setting(container: object) -> object:
@@ -135,7 +135,7 @@ def same(value: object, frozen: object) -> bool:
 
 
 def frozen_key(frozen: object) -> object:
-    """Return a frozen value as part of a key; keys are equal if the same values match them."""
+    """Return a frozen value as part of a key. Frozen values with equal keys match the same values."""
     if isinstance(frozen, Known):
         return value_key(frozen())
     if isinstance(frozen, Instance):
@@ -163,7 +163,7 @@ def _same_contents(value: Any, frozen: Contents) -> bool:
 
 
 def same_keys(value: Any, keys: tuple[object, ...]) -> bool:
-    """Check whether a dict has these keys, in this order."""
+    """Check whether a dict has exactly the keys `keys`, in order."""
     now = dict_base(value).keys(value) if isinstance(value, dict) else value.keys()
     if len(now) == len(keys) and all(map(operator.is_, now, keys)):
         return True
@@ -198,7 +198,7 @@ def numbers_changed(value: Any, frozen: object, path: str) -> Iterator[str]:
 
 
 def can_change(frozen: object) -> bool:
-    """Check whether the object that was frozen may change its content later."""
+    """Check whether the frozen object may change its content later."""
     if isinstance(frozen, Contents):
         is_fixed = frozen.kind in (tuple, frozenset, types.MethodType)
         return not is_fixed or any(map(can_change, frozen.items))
@@ -206,7 +206,7 @@ def can_change(frozen: object) -> bool:
 
 
 def leaves(frozen: object) -> Iterator[Any]:
-    """Yield the values in a frozen value that are not containers."""
+    """Yield the non-container values in a frozen value, at all depths."""
     if isinstance(frozen, Contents):
         for item in frozen.items:
             yield from leaves(item)

@@ -59,7 +59,7 @@ from switchgear_python_state.user_objects import (
 )
 from switchgear_python_state.writes import Write, changes
 
-#: Prefix of attributes that mark tensors for TorchDynamo, as transformers' caches do; no result depends on them.
+#: Prefix of TorchDynamo's marks on tensors, as set by transformers' caches; no result depends on a mark.
 _MARKS = "_dynamo_"
 
 
@@ -100,7 +100,7 @@ class PythonState(Handler):
     """Attributes, global variables, closures and containers."""
 
     def begin(self, recorder: Recorder) -> _World | None:
-        """Begin a capture; inside another capture, which sees all reads itself, do nothing."""
+        """Begin a capture. Inside another capture do nothing: the outer capture sees all reads."""
         if recorder.enclosing is not None:
             return None
         sizes = active_sizes()
@@ -151,7 +151,7 @@ class PythonState(Handler):
             change.undo()
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> InputSource | None:
-        """Return the path by which a tensor is reached from Python objects, None if it is an input."""
+        """Return the path to a tensor from Python objects, None for an input."""
         world = recorder.state(self)
         return None if world is None else world.reached.tensors.get(id(tensor))
 
@@ -223,19 +223,19 @@ class PythonState(Handler):
 
 
 def _put_back(reached: Reached) -> None:
-    reached.held.put_back()
+    reached.holdings.put_back()
     for stream in reached.streams.values():
         stream.put_back()
 
 
 def _changed(reached: Reached) -> list[tuple[int, list[tuple[object, int]]]]:
     """Return the objects held by containers that changed, by id."""
-    changed = reached.held.changed()
+    changed = reached.holdings.changed()
     return [(id(holder.target), [(key, id(value)) for key, value in holder.content().items()]) for holder in changed]
 
 
 def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
-    """Return the number that a tensor, which becomes an input, stands for."""
+    """Return the symbolic number of a tensor, and make the tensor an input."""
     wrapper = recorder.adopted(tensor)
     if not tensor.dim():
         sizes = active_sizes()
@@ -248,30 +248,30 @@ def _size_of(recorder: Recorder, tensor: torch.Tensor) -> Any:
 
 
 def _refuse_exact_types(codes: Iterable[types.CodeType], arguments: bool, kinds: Set[str]) -> None:
-    """Refuse `type(n) is int`, which is false of a symbolic number; `kinds` are the numeric types in use.
+    """Refuse `type(n) is int`, false for a symbolic number; `kinds` are the numeric types in use.
 
     With symbolic `arguments`, refuse other code that tells such numbers from integers: any `type`, `is`, NumPy.
     """
     for code in codes:
-        named = globals_in(code)
-        if "type" in named and named & kinds:
+        global_names = globals_in(code)
+        if "type" in global_names and global_names & kinds:
             raise Unsupported(f"{code.co_name} asks for type(), where numbers are symbolic")
-        names = named & {"type", "np", "numpy"} or compared_by_identity(code)
+        names = global_names & {"type", "np", "numpy"} or compared_by_identity(code)
         if arguments and names:
-            what = f"{code.co_name} may ask for {min(names)} of an integer among the arguments"
-            raise Unsupported(f"{what}, where that is symbolic")
+            problem = f"{code.co_name} may ask for {min(names)} of an integer among the arguments"
+            raise Unsupported(f"{problem}, where that is symbolic")
 
 
 def _refuse_identity(reached: Reached, codes: Iterable[types.CodeType]) -> None:
     """Refuse `x is self.last` for a tensor: no guard covers its identity, and arguments are stand-ins."""
     compared = frozenset().union(*map(compared_by_identity, codes))
-    for held in reached.tensors.values() if compared else ():
-        if not compared.isdisjoint(re.findall(r"[^\W\d]\w*", held.path.rpartition(".")[2])):
-            raise Unsupported(f"{held.path}, a tensor, may be compared by `is`; pass the result of the comparison")
+    for source in reached.tensors.values() if compared else ():
+        if not compared.isdisjoint(re.findall(r"[^\W\d]\w*", source.path.rpartition(".")[2])):
+            raise Unsupported(f"{source.path}, a tensor, may be compared by `is`; pass the result of the comparison")
 
 
 def _refuse_attributes_of_results(tensors: Iterable[torch.Tensor]) -> None:
-    """Refuse attributes set on tensors that the function creates: calls would create the tensors without them."""
+    """Refuse attributes set on tensors created by the function: calls would create bare tensors."""
     for tensor in filter(internals.is_wrapper, tensors):
         for name in vars(tensor):
             if not name.startswith(_MARKS):

@@ -1,4 +1,4 @@
-"""Holders: the mutable places in Python that a function may read and write, each with its initial content."""
+"""Holders: mutable places in Python, read or written by a function, each with its initial content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda self: "nothing"})()
 
 
 class Holder:
-    """A mutable place. `before` is its content by key when it was reached; `label` describes the place.
+    """A mutable place. `before` is its initial content by key; `label` describes the place.
 
     `hides_absence`: code may have asked for absent keys without a record.
     """
@@ -32,9 +32,9 @@ class Holder:
         self.target = target
         self.label = label
         self.before = self.content()
-        #: Other initial content, which code may name later.
+        #: Initial content beyond `before`: code may name its keys later.
         self.all: Content = {}
-        #: Symbolic numbers that replace numbers while the function runs, by key.
+        #: Symbolic numbers in place of numbers while the function runs, by key.
         self.symbolic: Content = {}
 
     def bare(self) -> Holder:
@@ -57,11 +57,11 @@ class Holder:
 
     @property
     def at_first(self) -> Content:
-        """The initial content as the function sees it."""
+        """The initial content, with symbolic numbers."""
         return self.before | self.symbolic if self.symbolic else self.before
 
     def make_symbolic(self, key: Any, number: torch.SymInt) -> None:
-        """Replace a number by a symbolic one while the function runs."""
+        """Replace a number by a symbolic number while the function runs."""
         self.symbolic[key] = number
         self.put(self.content() | {key: number})
 
@@ -157,7 +157,7 @@ class Variables(_InDict):
         self.all = target.copy()
 
     def watch(self, names: Set[str]) -> list[str]:
-        """Watch more variables; return the new variables that are set."""
+        """Watch more variables; return the names of new variables with a value."""
         new_names = names - self.names
         self.names |= new_names
         new = sorted(new_names & self.all.keys())
@@ -165,7 +165,7 @@ class Variables(_InDict):
         return new
 
     def content(self) -> Content:
-        """Return the watched variables that are set."""
+        """Return the watched variables with a value."""
         return {name: self.target[name] for name in sorted(self.names & self.target.keys())}
 
     def changed(self) -> bool:
@@ -221,7 +221,7 @@ class Variable(Holder):
     """A variable shared by functions: a cell."""
 
     def content(self) -> Content:
-        """Return the content of the cell, if it is bound."""
+        """Return the content of the cell; empty for an unbound cell."""
         try:
             return {"cell_contents": self.target.cell_contents}
         except ValueError:
@@ -236,10 +236,10 @@ class Variable(Holder):
 
 
 class Slots(Holder):
-    """The attributes of an object that are stored in slots."""
+    """The attributes in the slots of an object."""
 
     def content(self) -> Content:
-        """Return the slots that are set."""
+        """Return the slots with a value."""
         values = {name: _slot(self.target, name) for name in slots_of(type(self.target))}
         return {name: value for name, value in values.items() if value is not MISSING}
 
@@ -248,18 +248,18 @@ class Slots(Holder):
         _assign(self, content, object.__setattr__, object.__delattr__)
 
 
-def _assign(holder: Holder, content: Content, put: Callable[..., None], drop: Callable[..., None]) -> None:
-    """Set or delete the attributes that differ from `content`."""
+def _assign(holder: Holder, content: Content, setter: Callable[..., None], deleter: Callable[..., None]) -> None:
+    """Set or delete attributes so as to match `content`."""
     now = holder.content()
     for name in now.keys() - content.keys():
-        drop(holder.target, name)
+        deleter(holder.target, name)
     for name, value in content.items():
         if now.get(name, MISSING) is not value:
-            put(holder.target, name, value)
+            setter(holder.target, name, value)
 
 
 def dict_of(kind: type) -> dict[str, Any]:
-    """Return the dict that stores the attributes of a class."""
+    """Return the attribute dict of a class."""
     attrs: dict[str, Any] = gc.get_referents(vars(kind))[0]
     return attrs
 
@@ -284,7 +284,7 @@ class ClassAttributes(_InDict):
         return _differ(vars(self.target), self.all) and super().changed()
 
     def content(self) -> Content:
-        """Return the attributes that code sets; capture itself replaces `__getattribute__`."""
+        """Return the attributes set by code; capture itself replaces `__getattribute__`."""
         attributes = vars(self.target).items()
         return {name: value for name, value in attributes if name not in NOT_SET}
 
@@ -321,7 +321,7 @@ def _slot(target: Any, name: str) -> Any:
         return MISSING
 
 
-#: The kinds of containers that can be inspected, each with the holder of its content.
+#: The kinds of inspected containers, each with the holder of its content.
 CONTAINERS: tuple[tuple[type, type[Holder]], ...] = (
     (dict, Items),
     (list, Elements),

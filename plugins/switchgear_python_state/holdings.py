@@ -24,14 +24,14 @@ class Holdings:
     def __init__(self) -> None:
         self.holders: dict[int, Holder] = {}
         self._symbolic: list[Holder] = []
-        #: The attributes that code sets, such as variables of modules.
+        #: The attributes set by code, such as variables of modules.
         self.names_set: set[str] = set()
 
     def __contains__(self, target: object) -> bool:
         return id(target) in self.holders
 
     def hold(self, kind: type[_H], target: Any, label: str) -> _H:
-        """Return the holder of a target, created with this kind if there is none."""
+        """Return the holder of a target; create a missing holder as `kind`."""
         holder: Any = self.holders.get(id(target))
         if holder is None:
             holder = self.holders[id(target)] = kind(target, label)
@@ -47,7 +47,7 @@ class Holdings:
         self._symbolic.append(holder)
 
     def content(self, value: Any) -> Content:
-        """Return the content of a container when it was reached."""
+        """Return the initial content of a container."""
         holder = self.holders.get(id(value))
         if holder is not None:
             return holder.at_first
@@ -57,7 +57,7 @@ class Holdings:
         return dict(value if is_proxy else enumerate(items_of(value)))
 
     def changed(self) -> list[Holder]:
-        """Return the holders whose content has changed since they were reached."""
+        """Return the holders with changed content."""
         for holder in self.holders.values() if self.names_set else ():
             if isinstance(holder, Variables) and not holder.is_untouched():
                 holder.watch(self.names_set)
@@ -72,7 +72,7 @@ class Holdings:
         return changed[-1].label if changed else ""
 
     def clear(self) -> None:
-        """Release all holders, and tensors that they alone may hold."""
+        """Release all holders, and with each holder its tensors."""
         for holder in self.holders.values():
             holder.before = holder.all = {}
         self.holders.clear()

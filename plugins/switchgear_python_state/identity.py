@@ -1,4 +1,4 @@
-"""Identity: places of a call that hold one object, or different objects. `is` tells, and a write reaches all places."""
+"""Identity: places of a call with one object, or with different objects. `is` tells, and a write reaches all places."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SAME_EVERYWHERE = (
 
 
 class Place(NamedTuple):
-    """The path of an object: `steps` from `owner`, which is an argument of each call, or an object itself."""
+    """The path of an object: `steps` from `owner`, an argument of each call or a fixed object."""
 
     owner: Any
     steps: tuple[object, ...]
@@ -150,8 +150,8 @@ def _has_identity(value: object) -> bool:
 class Identities:
     """Guarded identities of every call of an entry.
 
-    `ties` are pairs of places with one object. `distinct_places` have different objects, none of them among `others`:
-    the ids of objects that the function reaches by itself.
+    `ties` are pairs of places with one object. `distinct_places` have different objects, none among `others`:
+    the ids of objects reached by the function itself.
     """
 
     ties: Sequence[tuple[Place, Place]] = ()

@@ -28,7 +28,7 @@ def reads_made(reached: Reached, ran: Container[int]) -> list[Read]:
 def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
     """Mark the reads of code that runs later, and record the attributes of reached objects named in the code.
 
-    Raises `Unsupported` for a number that is symbolic by now.
+    Raises `Unsupported` for a number already made symbolic.
     """
     names = frozenset().union(*map(names_in, later.values()))
     for read in [*reached.reads.values()] if later else ():
@@ -45,7 +45,7 @@ def note_later(reached: Reached, later: Mapping[int, types.CodeType]) -> None:
 
 
 def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
-    """Record as reads the attributes that code sets to the value they have: no call sets them again."""
+    """Record an attribute set to its present value as a read: no call sets the attribute again."""
     names = frozenset().union(*map(attributes_set, codes))
     for holder in [*reached.holders.values()] if names else ():
         if isinstance(holder, (Items, Slots)) and not names.isdisjoint(holder.before):
@@ -60,7 +60,7 @@ def note_set(reached: Reached, codes: Iterable[types.CodeType]) -> None:
 
 
 def start_later(reached: Reached) -> dict[int, types.CodeType]:
-    """Start the code of backwards, which run after the function, and of functions named there. Return it by id."""
+    """Start the code of backwards, which run later, and of functions named there. Return the code by id."""
     codes: dict[int, types.CodeType] = {}
     while new := _run_later(reached).items() - codes.items():
         codes.update(new)
@@ -70,7 +70,7 @@ def start_later(reached: Reached) -> dict[int, types.CodeType]:
 
 
 def _run_later(reached: Reached) -> dict[int, types.CodeType]:
-    """Return the code of reached backwards, and of functions named by that code, by id."""
+    """Return the code of reached backwards, and of functions named in the backwards, by id."""
     by_name: defaultdict[str, list[types.CodeType]] = defaultdict(list)
     for code in reached.codes.values():
         for name in {code.co_name, *reached.names_of(code)}:

@@ -1,4 +1,4 @@
-"""Reached objects: the Python objects that a function may read or write, by its code, its reads and its arguments.
+"""Reached objects: the Python objects in reach of a function, by its code, its reads and its arguments.
 
 Attributes are recorded when they are read (`recording`). Global variables, closures, defaults and attributes of classes
 and modules are found in the code of a reached function, when the code starts. A container is read as a whole. Functions
@@ -85,7 +85,7 @@ _HOOKS = (
     "_forward_pre_hooks_with_kwargs",
 )
 _DICTS = (*MODULE_STATE, *_HOOKS)
-#: Special methods that Python does not run for an existing instance: construction, pickling, printing.
+#: Special methods never run implicitly for an existing instance: construction, pickling, printing.
 _NOT_IMPLICIT = frozenset(
     {
         *("__init__", "__new__", "__post_init__", "__init_subclass__", "__class_getitem__"),
@@ -95,18 +95,18 @@ _NOT_IMPLICIT = frozenset(
 )
 #: Prefixes of special methods that delegate to the next class in the MRO.
 _ACCESSORS = ("__get", "__set", "__del")
-#: Methods that users replace.
+#: Methods often replaced by users.
 _REPLACED = frozenset({"forward", "__call__", "__getattr__", "__setattr__", "__getitem__"})
 #: Special methods that run when code uses the class by its name.
 _IMPLIED = frozenset({"forward", "__init__", "__new__", "__post_init__", "backward", "setup_context"})
-#: Types of callables that a decorator wraps or a class runs.
+#: Types of callables wrapped by a decorator or run by a class.
 _CALLED = (types.FunctionType, types.MethodType, functools.partial, nn.Module)
 METHODS = (types.FunctionType, classmethod, staticmethod, property)
-#: Attributes that depend on all attributes of an object, as copy and pickle read them.
+#: Attributes for the whole state of an object, as read by copy and pickle.
 _WHOLE_OBJECT = frozenset({"__dict__", "__reduce__", "__reduce_ex__", "__getstate__"})
 #: Names in code after which the code may read any attribute of a tensor.
 _WHOLE = frozenset({"__dict__", "vars", "dir", "__getattribute__"})
-#: Attributes through which code can modify a function object.
+#: Attributes for modifying a function object.
 _PARTS_OF_FUNCTIONS = frozenset({"__closure__", "cell_contents", "__defaults__", "__kwdefaults__", "__globals__"})
 _LOOKED_INTO = (tuple, frozenset, types.MappingProxyType, *KINDS)
 #: Types whose content no guard can check.
@@ -123,28 +123,28 @@ _attribute = functools.cache(Attribute)
 
 
 class Reached:
-    """The objects reached by a function so far, their initial content, and the reads of them."""
+    """The objects reached by a function so far, with initial content and reads."""
 
     def __init__(self, varying: Collection[int | str] = (), size_of: Callable[[torch.Tensor], Any] = len) -> None:
-        #: Paths of integers that had other values in other calls.
+        #: Paths of integers with other values in other calls.
         self._varying = varying
         self._size_of = size_of
-        self.held = Holdings()
-        self.holders, self.content = self.held.holders, self.held.content
+        self.holdings = Holdings()
+        self.holders, self.content = self.holdings.holders, self.holdings.content
         self.reads: dict[tuple[int, object], Read] = {}
-        #: For each tensor, by id: the path by which a call finds it.
+        #: For each tensor, by id: its path in a call.
         self.tensors: dict[int, Held] = {}
         #: Classes whose instances still need a patch that records reads.
         self.classes: list[type] = []
         #: Modules whose variables may be read by computed names.
         self.modules: list[types.ModuleType] = []
-        #: Reads that are recorded already: id of the object and name of the attribute.
-        self.noted: set[tuple[int, str]] = set()
-        #: Modules of which a parameter, buffer or submodule was read.
+        #: Reads already recorded: id of the object and name of the attribute.
+        self.recorded_reads: set[tuple[int, str]] = set()
+        #: Modules with at least one read of a parameter, buffer or submodule.
         self.opened: dict[int, Any] = {}
         #: Memo tables and context variables by id.
         self.streams: dict[int, Stream] = {}
-        #: Whether user code runs after the function: the backward of a custom Function, when it is traced.
+        #: Whether user code runs after the function: the traced backward of a custom Function.
         self.runs_later = False
         #: Whether the function reads environment variables.
         self.reads_environment = False
@@ -152,7 +152,7 @@ class Reached:
         self.references: list[weakref.ref[Any]] = []
         #: Answers of abstract base classes.
         self.class_checks = ClassChecks()
-        #: For each reached object, the path by which a later call finds it.
+        #: For each reached object, its path in a later call.
         self.places = Places()
         #: Inspected class attributes, and classes with a reached instance.
         self._met: set[tuple[object, ...]] = set()
@@ -162,27 +162,27 @@ class Reached:
         self.names: set[str] = set()
         #: Objects whose attributes code may name, by attribute name.
         self._spaces: dict[str, list[_Space]] = {}
-        #: Attributes that a tensor was asked for and lacks, by the id of the tensor.
+        #: Absent attributes requested from a tensor, by the id of the tensor.
         self._asked_of_tensors: defaultdict[int, set[str]] = defaultdict(set)
         self._tensors: list[torch.Tensor] = []
-        #: Paths of the `__dict__`s of tensors that are not arguments; another tensor may be there later.
+        #: Paths of the `__dict__`s of tensors other than arguments; another tensor may be there later.
         self._places_of_tensors: dict[int, Place] = {}
-        #: Functions that still have to be looked into, and whether a loop is doing so.
+        #: Functions still to be looked into, and whether a loop is doing so.
         self._pending: deque[tuple[types.FunctionType, str]] = deque()
         self._is_at_work = False
         #: User functions and their labels, by the id of their code.
         self._functions: defaultdict[int, list[tuple[types.FunctionType, str]]] = defaultdict(list)
         #: Code objects of functions reached before their start, by id.
         self.codes: dict[int, types.CodeType] = {}
-        #: Global variables of code that has started, by the id of the code.
+        #: Global variables of started code, by the id of the code.
         self.started: dict[int, dict[str, Any]] = {}
 
     # -- values --------------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Release everything; refuse a backward that wrote to Python objects while it was traced."""
-        changed = self.held.put_back() if self.runs_later else ""
-        of_objects = self.held, self._objects, self.opened, self.reads, self.streams, self.places
+        """Release everything; refuse a traced backward that wrote to Python objects."""
+        changed = self.holdings.put_back() if self.runs_later else ""
+        of_objects = self.holdings, self._objects, self.opened, self.reads, self.streams, self.places
         of_tensors = self.tensors, self._tensors, self._places_of_tensors
         for table in (*of_objects, *of_tensors, self._spaces, self._functions, self.references):
             table.clear()
@@ -194,7 +194,7 @@ class Reached:
         return id(value) in self._objects
 
     def reach(self, value: object, label: str, owner: object = None, steps: tuple[object, ...] = ()) -> None:
-        """Record a value that lies at `steps` from `owner`, and follow its contents."""
+        """Record the value at `steps` from `owner`, and follow its contents."""
         key = id(value)
         if key in self._objects:
             if owner is not None:
@@ -216,7 +216,7 @@ class Reached:
             self._look_into_functions()
 
     def _look_into_functions(self) -> None:
-        """Look into pending functions one after another: recursion would get as deep as the program is long."""
+        """Look into pending functions in turn: recursion would get as deep as the program is long."""
         self._is_at_work = True
         try:
             while self._pending:
@@ -245,18 +245,18 @@ class Reached:
             self._object(value, label)
 
     def _method_in_c(self, method: types.BuiltinMethodType, label: str) -> None:
-        """Look into the object that a method written in C is bound to."""
+        """Look into the bound object of a method written in C."""
         of = method.__self__
         is_read = isinstance(of, KINDS) and method.__name__ != "append"  # `append = log.append`
         if not (is_read or isinstance(of, (type, types.ModuleType))):
             self.reach(of, label)
-        if what := what_it_does(method):
-            refuse(f"holds {label}, which {what}")
+        if effect := what_it_does(method):
+            refuse(f"holds {label}, which {effect}")
         if is_read:
             self._note(method, "__self__", of, f"{label}.__self__")
 
     def _reference(self, reference: weakref.ref[Any], label: str) -> None:
-        """Follow a weak reference and record that it is alive, without keeping its object alive."""
+        """Follow a weak reference and record its liveness, without keeping its object alive."""
         target = reference()
         self.reach(target, label)
         if target is not None:
@@ -264,7 +264,7 @@ class Reached:
             self.reads.pop((id(target), ITSELF), None)
 
     def identities(self, located: Iterable[int]) -> Identities:
-        """Return objects of the call with several paths, and located containers that are distinct."""
+        """Return objects of the call with several paths, and distinct located containers."""
         return self.places.identities(self._objects, located)
 
     def reach_argument(self, index: int, value: object) -> None:
@@ -279,27 +279,27 @@ class Reached:
             value, ITSELF, frozen, label, type(value), place=self.places.of_call[id(value)]
         )
 
-    def _tensor(self, tensor: object, held: Held) -> None:
-        self._attributes(tensor, str(held), Place(held.owner, held.steps))
-        first = self.tensors.setdefault(id(tensor), held)
-        if (first.owner, first.steps) == (held.owner, held.steps):
+    def _tensor(self, tensor: object, source: Held) -> None:
+        self._attributes(tensor, str(source), Place(source.owner, source.steps))
+        first = self.tensors.setdefault(id(tensor), source)
+        if (first.owner, first.steps) == (source.owner, source.steps):
             return
-        if first.owner != held.owner and Argument in (type(first.owner), type(held.owner)):
+        if first.owner != source.owner and Argument in (type(first.owner), type(source.owner)):
             raise Unsupported(
-                f"{first} and {held} are one tensor, and need not be in another call; pass it once, or clones"
+                f"{first} and {source} are one tensor, and need not be in another call; pass it once, or clones"
             )
-        first.tied.append(held)
+        first.tied.append(source)
 
     def _attributes(self, tensor: Any, label: str, place: Place) -> None:
         """Record the user-set attributes of the tensor at `place`; attributes named in code count as read."""
         attrs = own_dict(tensor)
-        if attrs is None or attrs in self.held:
+        if attrs is None or attrs in self.holdings:
             return
         place = place._replace(steps=(*place.steps, Attribute("__dict__")))
         (self.places.of_call if place.is_of_call else self._places_of_tensors)[id(attrs)] = place
         self._labels.setdefault(id(tensor), label)
         self._tensors.append(tensor)
-        for name in self.held.hold_dict(attrs, label, "__dict__"):
+        for name in self.holdings.hold_dict(attrs, label, "__dict__"):
             self._spaces.setdefault(name, []).append(tensor)
             if name in self.names:
                 self._look_up(tensor, name)
@@ -309,21 +309,21 @@ class Reached:
     def _read_attributes(self, tensor: torch.Tensor) -> None:
         """Record a read of all attributes of a tensor."""
         attrs, label = vars(tensor), f"vars({self._label(tensor)})"
-        for key, item in self.held.hold_dict(attrs, label, "__dict__").items():
+        for key, item in self.holdings.hold_dict(attrs, label, "__dict__").items():
             self.reach(item, f"{label}[{key!r}]", attrs, (key,))
         place = self._place_of(attrs)
         read = Read(attrs, ITSELF, freeze(attrs, self), label, dict, place=place)
         self.reads[id(attrs), None] = read
 
     def read_missing(self, tensor: torch.Tensor, name: str) -> None:
-        """Record the read of an attribute that a tensor lacks."""
+        """Record the read of an absent attribute of a tensor."""
         attrs = own_dict(tensor)
-        if attrs is not None and attrs in self.held:
+        if attrs is not None and attrs in self.holdings:
             self._note(attrs, name, MISSING, f"{self._label(tensor)}.{name}")
         self._asked_of_tensors[id(tensor)].add(name)
 
     def ask_arguments(self, wrappers: Mapping[int, torch.Tensor]) -> Iterator[int]:
-        """Record the reads of attributes that argument tensors lack; yield the places of the arguments."""
+        """Record the reads of absent attributes of argument tensors; yield the places of the arguments."""
         reads_all = not _WHOLE.isdisjoint(self.names)
         for index, wrapper in wrappers.items():
             names: Iterable[Any] = self._asked_of_tensors.get(id(wrapper), ())
@@ -335,20 +335,20 @@ class Reached:
                 yield index
 
     def read_no_variable(self, space: dict[str, Any], name: str) -> None:
-        """Record the read of a variable that a module lacks."""
+        """Record the read of an absent variable of a module."""
         self._note(space, name, MISSING, f"{space.get('__name__')}.{name}")
 
     def note_added(self, holder: Holder, key: str) -> None:
-        """Record that an entry added by the function was absent before, if the function may have asked for it."""
+        """Record the former absence of an entry added by the function, which may have tested for the entry."""
         target = holder.target
         bases = target.__mro__[1:] if isinstance(target, type) else ()
         if all(key not in vars(base) for base in bases):
             self.note_afterwards(target, key, MISSING, f"{holder.label}.{key}")
 
     def read_variable(self, module: types.ModuleType, name: str) -> None:
-        """Record the read of a module variable that no code names; `__dict__` reads all variables."""
+        """Record the read of a module variable not named in code; `__dict__` reads all variables."""
         space = vars(module)
-        holder = self.held.hold(Variables, space, f"module {module.__name__}")
+        holder = self.holdings.hold(Variables, space, f"module {module.__name__}")
         names = space.keys() if name == "__dict__" else {name}
         holder.watch({key for key in names if key[:2] != "__"})
         for key in holder.before.keys() & names:
@@ -367,7 +367,7 @@ class Reached:
             return
         for kind, holder in CONTAINERS:
             if isinstance(value, kind):
-                self.held.hold(holder, value, label)
+                self.holdings.hold(holder, value, label)
         for key, item in self.content(value).items():
             if isinstance(value, dict) and not issubclass(type(key), (str, int, type)):
                 self._member(key, value, f"a key of {label}")
@@ -388,7 +388,7 @@ class Reached:
             self._object(value, label)
 
     def _member(self, value: object, container: object, label: str) -> None:
-        """Record an item of a container that has no path, such as a member of a set."""
+        """Record a container's item without a path, such as a member of a set."""
         self.reach(value, label)
         if self.is_of_call(value) and not self.is_of_call(container):
             self.places.tie(value, Place(value, ()))
@@ -402,7 +402,7 @@ class Reached:
         owner: object,
         steps: tuple[object, ...],
     ) -> Any:
-        """Return the number at `key` of `target`, as a symbolic number if it varies between calls."""
+        """Return the number at `key` of `target`, made symbolic if the value varies between calls."""
         holder = self.holders.get(id(target))
         is_fixed = label not in self._varying or not can_vary(value)
         if is_fixed or holder is None or isinstance(holder, ClassAttributes):
@@ -414,11 +414,11 @@ class Reached:
             tensor = standing_for(value)
         self.tensors[id(tensor)] = HeldNumber(place.owner, place.steps, label)
         number = self._size_of(tensor)
-        self.held.make_symbolic(holder, key, number)
+        self.holdings.make_symbolic(holder, key, number)
         return number
 
     def is_of_call(self, value: object) -> bool:
-        """Check whether an object is an argument, or was reached from one."""
+        """Check whether an object is an argument, or was reached from an argument."""
         return id(value) in self.places.of_call
 
     # -- objects -------------------------------------------------------------------------------------------------------
@@ -444,10 +444,10 @@ class Reached:
         if attrs is not None:
             self._hold_own(value, attrs, label)
         if any(True for _ in slots_of(kind)):
-            self.held.hold(Slots, value, label)
+            self.holdings.hold(Slots, value, label)
 
     def _library_object(self, value: Any, label: str) -> None:
-        """Record an object of a library class; its state, where it is known, counts as read."""
+        """Record an object of a library class; its known state counts as read."""
         wrapped = getattr(value, "__wrapped__", None)
         if has_stream(value):
             self.streams[id(value)] = Stream(value, label)
@@ -477,7 +477,7 @@ class Reached:
                 self._attributes_of_function(value, label)
 
     def _instance_of(self, kind: type) -> None:
-        """Record, once per class, the methods that its instances run implicitly."""
+        """Record, once per class, the methods run implicitly by instances."""
         if (id(kind),) in self._met:
             return
         self._met.add((id(kind),))
@@ -499,21 +499,21 @@ class Reached:
                     self._inherited(kind, name, class_attribute(kind, name), name not in _REPLACED)
 
     def _hold_own(self, value: object, attrs: dict[str, Any], label: str) -> None:
-        self.held.hold(Items, attrs, label)
+        self.holdings.hold(Items, attrs, label)
         if self.is_of_call(value):
             self.places.of_call[id(attrs)] = self.places.at(value, (Attribute("__dict__"),))
 
     def _module(self, module: nn.Module, label: str) -> None:
         state = vars(module)
         for name in _DICTS:
-            held = state.get(name)
-            if not isinstance(held, dict):  # a scripted module stores hooks and parts in C++
+            table = state.get(name)
+            if not isinstance(table, dict):  # a scripted module stores hooks and parts in C++
                 continue
-            if self.held.hold_dict(held, label, name) and name in MODULE_STATE:  # parts have their own guards
-                self.noted.update([(id(module), part) for part in held if part not in state])
+            if self.holdings.hold_dict(table, label, name) and name in MODULE_STATE:  # parts have their own guards
+                self.recorded_reads.update([(id(module), part) for part in table if part not in state])
                 if name != "_modules":
-                    for part, tensor in held.items():
-                        self._attributes(tensor, f"{label}.{part}", Place(held, (part,)))
+                    for part, tensor in table.items():
+                        self._attributes(tensor, f"{label}.{part}", Place(table, (part,)))
         for name in _HOOKS[:4]:
             for hook in state.get(name, {}).values():
                 self.reach(hook, f"a hook of {label}")
@@ -561,13 +561,13 @@ class Reached:
             for base in _users_bases(type(value)):
                 self._read_names(dict_of(base), base.__name__)
             for kind in MODULE_STATE if is_module else ():
-                held = vars(value).get(kind)
-                if isinstance(held, dict):  # a traced module stores its parts in C++
-                    self._note(held, name, MISSING, label)
+                parts = vars(value).get(kind)
+                if isinstance(parts, dict):  # a traced module stores its parts in C++
+                    self._note(parts, name, MISSING, label)
 
     def _read_made(self, value: object, attrs: Mapping[str, object] | None, name: str) -> None:
-        """Record the class attribute that an object created by the function reads."""
-        self.noted.discard((id(value), name))  # a later object may get the same id
+        """Record the class attribute read through an object created by the function."""
+        self.recorded_reads.discard((id(value), name))  # a later object may get the same id
         kind = next((kind for kind in type(value).__mro__ if id(kind) in self.holders), None)
         if kind is None:
             return
@@ -586,7 +586,7 @@ class Reached:
         self._note(variables, key, variables.get(key, MISSING), f"os.environ[{variable!r}]")
 
     def _place_of(self, owner: object) -> Place | None:
-        """Return the path by which a call finds the owner of a read, None for a fixed object."""
+        """Return the path to the owner of a read, None for a fixed object."""
         return self.places.of_call.get(id(owner)) or self._places_of_tensors.get(id(owner))
 
     def _label(self, value: object) -> str:
@@ -623,7 +623,7 @@ class Reached:
     ) -> None:
         """Record a read that counts if `code` runs, and follow its value.
 
-        For a tensor, only its type counts: its identity matters only for an input, which has guards of its own.
+        For a tensor, only its type counts: its identity matters only for an input, and inputs have separate guards.
         """
         place = id(owner), key
         entry = self.reads.get(place)
@@ -644,7 +644,7 @@ class Reached:
         read.value = freeze(value, self)
 
     def _inherited(self, kind: type, name: str, value: object, is_named: bool = False) -> None:
-        """Record a class attribute that code reads, or only names, and follow its value."""
+        """Record a class attribute read, or only named, in code, and follow its value."""
         met = id(kind), name, is_named
         if met in self._met:  # met through another instance
             return
@@ -676,7 +676,7 @@ class Reached:
     # -- code ----------------------------------------------------------------------------------------------------------
 
     def _function(self, function: types.FunctionType, label: str) -> None:
-        """Record a function; it is looked into when its code starts."""
+        """Record a function, to be looked into when its code starts."""
         if not user_objects.is_users_function(function):
             self._fixed_function(function, label)
             return
@@ -686,7 +686,7 @@ class Reached:
                 self._note(function, name, getattr(function, name), f"{label}.{name}")
         self._attributes_of_function(function, label)
         space = function.__globals__
-        self.held.hold(Variables, space, f"module {space.get('__name__')}")
+        self.holdings.hold(Variables, space, f"module {space.get('__name__')}")
         self._objects[id(code)] = code
         self._functions[id(code)].append((function, label))
         if id(code) not in self.started:
@@ -695,7 +695,7 @@ class Reached:
             self._pending.append((function, label))
 
     def _attributes_of_function(self, function: Any, label: str) -> None:
-        for name, value in self.held.hold_dict(vars(function), label, "__dict__").items():
+        for name, value in self.holdings.hold_dict(vars(function), label, "__dict__").items():
             self._spaces.setdefault(name, []).append(function)
             if name in self.names:
                 self._look_up(function, name)
@@ -721,15 +721,15 @@ class Reached:
                 self.reach(sys.modules[full], full)
 
     def _hold_variables(self, code: types.CodeType, space: dict[str, Any]) -> None:
-        """Hold the global variables of code that was reached by no path, so that its writes can be undone."""
-        holder = self.held.hold(Variables, space, f"module {space['__name__']}")
+        """Hold the global variables of code without a path, for undoing its writes."""
+        holder = self.holdings.hold(Variables, space, f"module {space['__name__']}")
         for name in holder.watch(user_objects.variables_in(code) & space.keys()):
             if isinstance(value := holder.before[name], KINDS):
                 with contextlib.suppress(Unsupported):
                     self.reach(value, name)
 
     def names_of(self, code: types.CodeType) -> Iterable[str]:
-        """Yield the names of the variables and attributes through which functions of this code were reached."""
+        """Yield the names of the variables and attributes that led to functions with `code`."""
         for _, label in self._functions[id(code)]:
             where = label.removesuffix(".__wrapped__").partition("[")[0]
             yield where.rpartition(".")[2]
@@ -754,23 +754,23 @@ class Reached:
         for place, (name, cell) in enumerate(zip(code.co_freevars, function.__closure__ or (), strict=True)):
             if self.places.has_objects:
                 self.reach(cell, name, function, (Attribute("__closure__"), place))
-            holder = self.held.hold(Variable, cell, f"{name} in {function.__qualname__}")
+            holder = self.holdings.hold(Variable, cell, f"{name} in {function.__qualname__}")
             value = holder.before.get("cell_contents", MISSING)
             self._note(cell, "cell_contents", value, name, code)
-        self.held.names_set |= user_objects.attributes_set(code)
+        self.holdings.names_set |= user_objects.attributes_set(code)
         space = function.__globals__
         self._variables(space, user_objects.variables_in(code))
         for missing in user_objects.globals_in(code):
-            if missing not in space:  # a builtin, which a variable may hide later
+            if missing not in space:  # a builtin, until a variable hides the name
                 self.read_no_variable(space, missing)
         self._named(names)
         if user_objects.attributes_asked(code):
             self._ask_functions(function)
 
     def _ask_functions(self, function: types.FunctionType) -> None:
-        """Record attributes that `function` asks of other functions by `hasattr` or `getattr` and that do not exist."""
+        """Record absent attributes of other functions, if `function` asks by `hasattr` or `getattr`."""
         code = function.__code__
-        cells = [self.held.holders[id(cell)] for cell in function.__closure__ or ()]
+        cells = [self.holdings.holders[id(cell)] for cell in function.__closure__ or ()]
         values = [holder.before.get("cell_contents") for holder in cells]
         variables = function.__globals__ | dict(zip(code.co_freevars, values, strict=True))
         for variable, name in user_objects.attributes_asked(code):
@@ -779,7 +779,7 @@ class Reached:
                 self._note(vars(target), name, MISSING, f"{variable}.{name}", code)
 
     def _fixed_function(self, function: types.FunctionType, label: str) -> None:
-        """Follow a library wrapper, such as the result of `torch.func.grad`, to the function that it wraps."""
+        """Follow a library wrapper, such as the result of `torch.func.grad`, to the wrapped function."""
         if self.is_of_call(function):
             self._read_itself(function, function, label)
         if isinstance(vars(function).get("__wrapped__"), _CALLED):
@@ -787,21 +787,21 @@ class Reached:
         if "registry" in vars(function):  # of functools.singledispatch
             self._note(function, "registry", function.registry, f"{label}.registry")  # type: ignore[attr-defined]
         for cell in function.__closure__ or ():
-            held = Variable(cell, label).before.get("cell_contents")
-            for called in (held, (own_dict(held) or {}).get("__wrapped__")):
-                if isinstance(called, _CALLED):
-                    self.reach(called, label)
+            content = Variable(cell, label).before.get("cell_contents")
+            for target in (content, (own_dict(content) or {}).get("__wrapped__")):
+                if isinstance(target, _CALLED):
+                    self.reach(target, label)
 
     def _variables(self, space: dict[str, Any], names: Set[str], code: types.CodeType | None = None) -> None:
         module = space.get("__name__")
-        holder = self.held.hold(Variables, space, f"module {module}")
+        holder = self.holdings.hold(Variables, space, f"module {module}")
         holder.watch(names)
         # locks of an installed package are not state of the user
         is_apart = is_installed(str(space.get("__file__")))
         for name in sorted(names & holder.before.keys()):
             value = holder.before[name]
             if isinstance(value, types.BuiltinFunctionType) and not is_method(value):
-                # recorded when it is called
+                # recorded by its call
                 self.note_afterwards(space, name, value, f"{module}.{name}")
                 continue
             if is_apart and user_objects.is_lock(type(holder.before[name])):
@@ -810,7 +810,7 @@ class Reached:
                 self._note(space, name, holder.before[name], f"{module}.{name}", code)
 
     def _space(self, value: types.ModuleType | type, label: str) -> None:
-        """Record a module or class; the attributes that code names count as read."""
+        """Record a module or class; attributes named in code count as read."""
         if not user_objects.is_users_space(value):
             return
         spaces: list[Mapping[str, Any]]
@@ -821,7 +821,7 @@ class Reached:
             spaces = [*map(vars, _users_bases(value))]
         else:
             spaces = [vars(value)]
-            self.held.hold(Variables, spaces[0], f"module {value.__name__}")
+            self.holdings.hold(Variables, spaces[0], f"module {value.__name__}")
             self.modules.append(value)
         for name in set(itertools.chain.from_iterable(spaces)):
             self._spaces.setdefault(name, []).append(value)
@@ -843,8 +843,8 @@ class Reached:
         for base in _users_bases(kind):
             if id(base) in self.holders:
                 continue
-            held = self.held.hold(ClassAttributes, base, base.__qualname__).before
-            for name, value in held.items() if user_objects.is_users_own(base.__module__) else ():
+            content = self.holdings.hold(ClassAttributes, base, base.__qualname__).before
+            for name, value in content.items() if user_objects.is_users_own(base.__module__) else ():
                 if isinstance(value, KINDS) or user_objects.is_users_class(type(value)):
                     self.reach(value, f"{base.__name__}.{name}")  # code may compute the name
         for meta in _users_bases(type(kind)):
@@ -866,7 +866,7 @@ class Reached:
             self._variables(vars(space), {name})
         elif not isinstance(space, type):
             attrs = vars(space)
-            value = self.held.hold(Items, attrs, "").before[name]
+            value = self.holdings.hold(Items, attrs, "").before[name]
             self._note(attrs, name, value, f"{self._label(space)}.{name}")
         else:
             self._inherited(space, name, class_attribute(space, name), is_named=True)
@@ -892,7 +892,7 @@ def _refuse_alive(kind: type, label: str) -> None:
 
 
 def _refuse_metaclass(kind: type) -> None:
-    """Refuse a class whose metaclass may answer attribute reads of the class: no guard covers these."""
+    """Refuse a class whose metaclass may answer attribute reads of the class: no guard covers such reads."""
     for meta in () if issubclass(type(kind), enum.EnumMeta) else _users_bases(type(kind)):
         if "__getattr__" in vars(meta) or not _is_installed(meta):
             raise Unsupported(
@@ -903,13 +903,13 @@ def _refuse_metaclass(kind: type) -> None:
 
 
 def _is_installed(kind: type) -> bool:
-    """Check whether a class belongs to an installed package, which defines the class once."""
+    """Check whether a class belongs to an installed package, and so has a single definition."""
     module = sys.modules.get(kind.__module__)
     return is_installed(str(getattr(module, "__file__", "")))
 
 
 def _assigned_forward(module: nn.Module) -> object:
-    """Return the forward that was assigned to a module or a jitted module, else None."""
+    """Return the forward assigned to a module or a jitted module, else None."""
     slot = getattr(type(module), "_switchgear_forward", None)
     return vars(module).get("forward") if slot is None else slot.__get__(module)
 

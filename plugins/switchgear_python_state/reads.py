@@ -1,4 +1,4 @@
-"""Reads: the Python values that a function read during capture, and the guard on the values for later calls.
+"""Reads: the Python values read by a function during capture, and the guard on the values for later calls.
 
 A guard follows no path from the arguments: each place is held itself, because the places on its path are guarded too.
 PyTorch's guard tree checks the places in C++; after a refusal, Python finds the read that differs.
@@ -43,7 +43,7 @@ from switchgear_python_state.streams import variable_of_context
 ITSELF: Any = type("Itself", (), {})()
 #: Key for the set of names in the dict of a class or module.
 NAMES: Any = type("Names", (), {})()
-#: Key for the bases of a class, which code may replace.
+#: Key for the bases of a class; code may replace the bases.
 BASES = "__mro__"
 #: Maximal number of changed reads named in a message.
 _MOST_TOLD = 3
@@ -55,7 +55,7 @@ _MOST_WRITES = 16
 
 @dataclass(slots=True, eq=False)
 class Read:
-    """A place that was read: the item `key` of a dict, or the attribute of another object, and its value then.
+    """A place read during capture: the item `key` of a dict, or the attribute of another object, and its value then.
 
     `label` is the name shown to users; `place` is the path to the owner, if each call has its own owner. The read
     counts if `code` runs, or always if `code` is None.
@@ -69,12 +69,12 @@ class Read:
     kind: type
     code: types.CodeType | None = None
     place: Place | None = None
-    #: Whether code that is traced after the function (a backward) makes the read.
+    #: Whether code traced after the function (a backward) makes the read.
     is_later: bool = False
 
     @property
     def start(self) -> object:
-        """Where the guard tree starts: for a class's own attribute its dict, which is cheaper to check."""
+        """Where the guard tree starts: for a class's own attribute its dict, cheaper to check."""
         owner: Any = self.owner
         if self.place is not None:
             return self.place.owner
@@ -87,7 +87,7 @@ class Read:
             self.owner = None
 
     def now(self, objects: Mapping[int, object] = MappingProxyType({})) -> Any:
-        """Return the value in a call with these argument objects, `MISSING` if there is none."""
+        """Return the value in a call with the argument objects `objects`, or `MISSING`."""
         owner = self.owner if self.place is None else self.place.fetch(objects)
         if self.key is ITSELF:
             return owner
@@ -105,12 +105,12 @@ class Read:
             return MISSING
 
     def holds(self, objects: Mapping[int, object] = MappingProxyType({})) -> bool:
-        """Check whether the value equals the recorded one."""
+        """Check whether the value equals the recorded value."""
         now = self.now(objects)
         return bool(now == self.value) if self.key is NAMES else same(now, self.value)
 
     def as_key(self) -> tuple[object, ...]:
-        """Return a key that is equal for reads with the same demands on every call."""
+        """Return a key, equal for reads with the same demands on every call."""
         place = () if self.place is None else (self.place.owner, *self.place.steps)
         # other steps may be of any class
         where = [key if isinstance(key, (str, Argument, Attribute)) else id(key) for key in place]
@@ -171,7 +171,7 @@ class State:
         self._reads = reads
         self._identities = identities
         self.indices = tuple(arguments)
-        #: Ids of dicts that change between calls: every call inspects their items.
+        #: Ids of dicts with changes between calls: every call inspects their items.
         self._looked_into = {*written_ids}
         self._writes_met = 0
         self.owners: tuple[object, ...] = ()
@@ -183,7 +183,7 @@ class State:
         self._is_new = True
         for read in reads:
             read.release()
-        #: Equal for states that demand the same of every call.
+        #: Equal for states with the same demands on every call.
         self.key: tuple[object, ...] = (self.indices, *[read.as_key() for read in reads])
         if identities.ties or identities.distinct_places:
             self.key = (object(),)
@@ -195,7 +195,7 @@ class State:
         return [value for value in (*values, *nested) if type(value) is Known]
 
     def _build(self, objects: Mapping[int, object]) -> None:
-        """Build the guard tree from the current values, which equal the recorded values."""
+        """Build the guard tree from the current values, equal to the recorded values."""
         fixed = [read for read in self._reads if read.place is None or not read.place.is_of_call]
         self.owners = tuple({id(owner): owner for owner in [read.start for read in fixed]}.values())
         looked_into = None if self._writes_met > _MOST_WRITES else self._looked_into
@@ -209,28 +209,28 @@ class State:
 
         The tree compares some places by identity, and dicts by version; if nothing else differs, the tree is rebuilt.
         """
-        named = dict(zip(self.indices, objects, strict=True))
-        said: list[str] = []
+        arguments = dict(zip(self.indices, objects, strict=True))
+        labels: list[str] = []
         if self._root is not None:
-            said = self._root.check_verbose((self.owners, *objects)).verbose_code_parts
-        suspects = [self._reads[int(number)] for number in said[:1] if number.isdecimal()]
-        if not all(read.holds(named) for read in (*suspects, *self._reads)):
+            labels = self._root.check_verbose((self.owners, *objects)).verbose_code_parts
+        suspects = [self._reads[int(number)] for number in labels[:1] if number.isdecimal()]
+        if not all(read.holds(arguments) for read in (*suspects, *self._reads)):
             return False
-        if self._identities.missed(named):
+        if self._identities.missed(arguments):
             return False
         self._looked_into.update(id(read.owner) for read in suspects)
         self._writes_met += self._root is not None
         if not self._is_new:
-            self._build(named)
+            self._build(arguments)
         self._is_new = False
         return True
 
     def objects(self, leaves: Sequence[Any]) -> dict[int, Any]:
-        """Return the argument objects that are read, by their places."""
+        """Return the argument objects with reads, by place."""
         return {index: leaves[index] for index in self.indices}
 
     def why(self, leaves: Sequence[Any]) -> str:
-        """Return a description of the reads that differ in a call with these flattened arguments."""
+        """Return a description of the changed reads in a call with the flattened arguments `leaves`."""
         objects = self.objects(leaves)
         missed = [read for read in self._reads if not read.holds(objects)]
         changes = [
@@ -239,7 +239,7 @@ class State:
         return ", ".join(changes) or self._identities.missed(objects) or "Python state"
 
     def varying(self, leaves: Sequence[Any]) -> Iterator[str]:
-        """Yield the paths of integers that differ in a call with these flattened arguments."""
+        """Yield the paths of changed integers in a call with the flattened arguments `leaves`."""
         objects = self.objects(leaves)
         for read in self._reads:
             yield from numbers_changed(read.now(objects), read.value, read.label)
@@ -249,7 +249,7 @@ class State:
         return sorted(map(str, self._reads))
 
 
-#: States in use, by key: entries with equal states share one state and its tree, which is checked once.
+#: States in use, by key: entries with equal states share a state and its tree, checked once.
 _STATES: WeakValueDictionary[tuple[object, ...], State] = WeakValueDictionary()
 
 
@@ -268,7 +268,7 @@ class _Nodes:
         self._nodes: dict[Any, Any] = {(): self.root}
 
     def of(self, read: Read) -> Any:
-        """Return the node at which a read starts."""
+        """Return the start node of a read."""
         if read.place is None:
             return self._at((0, self._places[id(read.start)]))
         return self.at(read.place)
@@ -301,7 +301,7 @@ def _tree(
     looked_into: Set[int] | None,
     identities: Identities,
 ) -> tuple[Any, list[object]]:
-    """Return the guard tree, with read numbers as labels, and the objects that are compared by identity.
+    """Return the guard tree, with read numbers as labels, and the objects compared by identity.
 
     A dict outside `looked_into` is checked by its version tag alone; `looked_into=None` inspects every dict.
     """
@@ -331,7 +331,7 @@ def _tree(
 
 
 def _names_stay(space: Any) -> Callable[[Any], bool]:
-    """Return a check that no name was added to a dict: an added name changes the length and comes last."""
+    """Return a check for names added to a dict: an added name changes the length and comes last."""
     count, last = len(space), next(reversed(space), None)
     return lambda now: len(now) == count and next(reversed(now), None) is last
 
@@ -360,7 +360,7 @@ def _is_versioned(kind: type) -> bool:
 
 
 def _add_identity(node: Any, frozen: object, value: Any, label: list[str], is_still: bool) -> None:
-    """Add guards on the identity of a container and of the items in it, at all depths."""
+    """Add guards on the identity of a container and of its items, at all depths."""
     node.add_id_match_guard(id(value), label, None)
     has_version = is_still and _is_versioned(type(value))
     if has_version:

@@ -1,4 +1,4 @@
-"""Rebuilding: each call rebuilds objects that the function created and returned or stored, around its own tensors.
+"""Rebuilding: each call rebuilds objects created and returned or stored by the function, around its own tensors.
 
 Existing objects come back by identity; created objects are rebuilt, and shared parts stay shared.
 """
@@ -58,11 +58,11 @@ class Packing:
     _indices: dict[int, int] = field(default_factory=dict)
     _built: dict[int, int] = field(default_factory=dict)
     _refs: list[object] = field(default_factory=list)
-    #: Numbers of tuples and functions whose parts, which are built first, are being packed.
+    #: Numbers of tuples and functions during the packing of their parts; parts are built first.
     _open: set[int] = field(default_factory=set)
 
     def pack(self, value: object, where: str) -> Template:
-        """Return the template of a value that the function left at `where`."""
+        """Return the template of the value left at `where` by the function."""
         if isinstance(value, torch.SymInt):
             self.has_numbers = True
             code = _code(python(value))
@@ -116,7 +116,7 @@ class Packing:
         return _Built(index, kind, keys, packed, attributes, _pattern(value))
 
     def locate(self, value: object) -> int | None:
-        """Return the number of the place of an object that each call has of its own."""
+        """Return the number of the place of an object of the call."""
         place = self.reached.places.of(value)
         if place is None:
             return None
@@ -240,7 +240,7 @@ class _Built:
 
 
 def needs_rebuilding(value: Any, reached: Reached, ids: set[int] | None = None) -> bool:
-    """Check whether a return value has more than tensors, constants and new containers of these, each met once."""
+    """Check whether a return value has more than tensors, constants and new containers, each met once."""
     if isinstance(value, torch.Tensor) or is_atom(value):
         return False
     ids = set() if ids is None else ids

@@ -80,7 +80,7 @@ class Recording:
         self.code = RunningCode(functools.partial(self._look, self._start), self._call)
         #: Whether the function has loaded a module.
         self.loads = False
-        #: The first refusal: the function may have caught it.
+        #: The first refusal: the function may have caught the exception.
         self.failure: Exception | None = None
 
     @contextlib.contextmanager
@@ -109,10 +109,10 @@ class Recording:
                 change.undo()
             self._changes.clear()
 
-    def _look(self, look: Callable[..., None], *what: object) -> None:
-        """Run `look`, and patch the classes and modules that it reached."""
+    def _look(self, look: Callable[..., None], *arguments: object) -> None:
+        """Run `look`, and patch the newly reached classes and modules."""
         try:
-            look(*what)
+            look(*arguments)
             if self._reached.classes or self._reached.modules:
                 self._patch()
         except RecursionError:  # raised by the function's own recursion
@@ -151,11 +151,11 @@ class Recording:
             patched = any(id(base) in self._changes for base in kind.__mro__)
             if not patched or ("__getattribute__" in vars(kind) and id(kind) not in self._changes):
                 # `type.__setattr__` bypasses a user's metaclass
-                noting, put = self._noting(kind.__getattribute__), type.__setattr__
-                self._changes[id(kind)] = replace(kind, "__getattribute__", noting, put)
+                noting, assign = self._noting(kind.__getattribute__), type.__setattr__
+                self._changes[id(kind)] = replace(kind, "__getattribute__", noting, assign)
 
     def _noting(self, original: Any) -> Any:
-        thread, noted, get_ident = self._thread, self._reached.noted, threading.get_ident
+        thread, recorded_reads, get_ident = self._thread, self._reached.recorded_reads, threading.get_ident
         of_caller, enter = sys._getframe, self._enter
 
         def __getattribute__(instance: Any, name: str) -> Any:
@@ -164,7 +164,7 @@ class Recording:
                 enter(instance)
             if (
                 reader.f_globals is not _OF_MODULES
-                and (id(instance), name) not in noted
+                and (id(instance), name) not in recorded_reads
                 and get_ident() == thread
                 and not _is_silent(reader.f_code.co_filename)
             ):
@@ -184,17 +184,17 @@ class Recording:
                 self._enter_module(module)
 
     def _noting_variables(self, original: Any) -> Any:
-        thread, noted, reached = self._thread, self._reached.noted, self._reached
+        thread, recorded_reads, reached = self._thread, self._reached.recorded_reads, self._reached
 
         def __getattribute__(module: types.ModuleType, name: str) -> Any:
             key, is_whole = (id(module), name), name == "__dict__"
             if (
                 (is_whole or (name not in reached.names and name[:2] != "__"))
-                and key not in noted
+                and key not in recorded_reads
                 and threading.get_ident() == thread
                 and not _is_silent(sys._getframe(1).f_code.co_filename)
             ):
-                noted.add(key)
+                recorded_reads.add(key)
                 with self.code:
                     self._look(reached.read_variable, module, name)
             try:
@@ -228,6 +228,6 @@ class Recording:
         return original(environment) if variable is None else original(environment, variable)
 
     def _note(self, instance: object, name: str) -> None:
-        self._reached.noted.add((id(instance), name))
+        self._reached.recorded_reads.add((id(instance), name))
         with self.code:
             self._look(self._reached.read, instance, name)

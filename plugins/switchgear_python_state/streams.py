@@ -43,7 +43,7 @@ class Stream:
         self._uses = value.cache_info()[:2] if is_memo else None
 
     def put_back(self) -> bool:
-        """Restore the variable, or remove results that hold stand-ins; return whether there were any."""
+        """Restore the variable, or remove results with stand-ins; return whether there were any."""
         value = self._value
         if isinstance(value, ContextVar):
             is_changed = variable_of_context(value) is not self._before
@@ -63,8 +63,8 @@ class Stream:
         if self._uses is None or self._value.cache_info()[:2] == self._uses:
             return None
         results = _results(self._value)
-        held = [*results.values()]
-        return lambda: {*map(id, held)} <= {*map(id, results.values())}
+        current = [*results.values()]
+        return lambda: {*map(id, current)} <= {*map(id, results.values())}
 
     def refuse_use(self) -> None:
         """Raise `Unsupported` if the object was used."""
@@ -79,7 +79,7 @@ class Stream:
 def _results(memo: Any) -> dict[Any, Any]:
     """Return the results in a memo, by the keys of their arguments."""
     attrs = vars(memo)
-    return next(held for held in gc.get_referents(memo) if type(held) is dict and held is not attrs)
+    return next(target for target in gc.get_referents(memo) if type(target) is dict and target is not attrs)
 
 
 def _holds_wrappers(memo: object) -> bool:
@@ -98,7 +98,7 @@ def _holds_wrappers(memo: object) -> bool:
     return False
 
 
-#: Types of objects that hold no tensor of a result.
+#: Types of objects without tensors of a result.
 _NO_RESULTS = (type, types.FunctionType, types.ModuleType, str, int, float)
 #: The depth of results below a memo: its links, the result of a link, and the parts of the result.
 _DEPTH = 5

@@ -13,7 +13,7 @@ from switchgear_core.record.user_code import is_of_pytorch, is_standard
 from switchgear_python_state import user_objects
 from switchgear_python_state.reached import Reached
 
-#: Types of objects that are unchanged in another call if their identity is.
+#: Types whose objects are unchanged in another call if their identity is.
 _SPACES = (type, types.ModuleType)
 _SETTLED = (*_SPACES, types.FunctionType, types.BuiltinFunctionType)
 #: Names that give access to variables by computed names.
@@ -49,11 +49,11 @@ def refuse_unknown_reads(reached: Reached, ran: Iterable[types.CodeType]) -> Non
         is_own = _is_users(reached, code)
         is_asked = "id" in code.co_names and "id" in user_objects.globals_in(code)
         if is_own and is_asked and code.co_name != "__hash__":
-            what = f"{code.co_name} asks for id(), which of an argument is that of a stand-in"
-            raise Unsupported(f"{what}; compare by `is`")
-        named = _UNKNOWN.intersection(code.co_names)
-        if "globals" in named or (named and is_own):
-            names = sorted(named - {"eval"} or named & user_objects.globals_in(code))
+            problem = f"{code.co_name} asks for id(), which of an argument is that of a stand-in"
+            raise Unsupported(f"{problem}; compare by `is`")
+        unknown_names = _UNKNOWN.intersection(code.co_names)
+        if "globals" in unknown_names or (unknown_names and is_own):
+            names = sorted(unknown_names - {"eval"} or unknown_names & user_objects.globals_in(code))
             if names:
                 raise Unsupported(
                     f"{code.co_name} uses {names[0]}, and may read values that no guard checks; name them",
@@ -80,7 +80,7 @@ def _reads(reached: Reached, code: types.CodeType) -> bool:
 
 
 def _is_users(reached: Reached, code: types.CodeType) -> bool:
-    """Check whether code that has started is the user's own; generated code, as of dataclasses, has no file."""
+    """Check whether started code is the user's own; generated code, as of dataclasses, has no file."""
     file, name = code.co_filename, reached.started[id(code)].get("__name__")
     if (file[:1] == "<" and file != "<stdin>") or is_standard(file) or is_of_pytorch(file):
         return False

@@ -34,7 +34,7 @@ _OF_VARIABLES = dict.fromkeys([dis.opmap[name] for name in _BINDS if name in dis
 
 @functools.cache
 def is_users(name: str | None) -> bool:
-    """Check whether the module of this name is the user's, or a layer of PyTorch."""
+    """Check whether the module `name` is the user's, or a layer of PyTorch."""
     if not isinstance(name, str):
         return False
     if name.startswith(_MODULES):
@@ -43,7 +43,7 @@ def is_users(name: str | None) -> bool:
 
 
 def is_users_space(value: types.ModuleType | type) -> bool:
-    """Check whether a module is a user's module, or a class is defined in one."""
+    """Check whether a module is a user's module, or a class is defined in a user's module."""
     return is_users(value.__name__ if isinstance(value, types.ModuleType) else value.__module__)
 
 
@@ -118,13 +118,13 @@ def variables_in(code: types.CodeType) -> frozenset[str]:
 
 
 def _named_by(code: types.CodeType, bits: Mapping[int, int]) -> set[str]:
-    """Return the names in these operations; the given number of low bits in an argument are flags."""
+    """Return the names in the operations of `bits`, each with its number of low bits for flags in an argument."""
     return {code.co_names[argument >> bits[operation]] for operation, argument in operations(code) if operation in bits}
 
 
 @functools.cache
 def attributes_set(code: types.CodeType) -> frozenset[str]:
-    """Return the names of attributes that a code object sets; with `setattr`, every string constant."""
+    """Return the names of attributes set by a code object; with `setattr`, every string constant."""
     names = _named_by(code, {dis.opmap["STORE_ATTR"]: 0})
     if "setattr" in code.co_names or "__setattr__" in code.co_names:
         names.update(value for value in code.co_consts if isinstance(value, str))
@@ -133,7 +133,7 @@ def attributes_set(code: types.CodeType) -> frozenset[str]:
 
 @functools.cache
 def attributes_asked(code: types.CodeType) -> frozenset[tuple[str, str]]:
-    """Return pairs of a shared variable and a name that code tests the variable for by `hasattr` or `getattr`."""
+    """Return pairs of a shared variable and the name of an attribute tested by `hasattr` or `getattr`."""
     if globals_in(code).isdisjoint(("getattr", "hasattr")):
         return frozenset()
     return frozenset(
@@ -171,13 +171,13 @@ def compared_by_identity(code: types.CodeType) -> frozenset[str]:
 
 
 def _extent(instruction: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the start and end, in the source, of the expression that an instruction computes."""
+    """Return the start and end, in the source, of the expression computed by an instruction."""
     line, end_line, column, end_column = [number or 0 for number in instruction.positions]
     return (line, column), (end_line, end_column)
 
 
 def functions_behind(value: object) -> Iterator[Any]:
-    """Yield the functions that a class attribute runs: the attribute itself, or those of a property or method."""
+    """Yield the functions run by a class attribute: the attribute itself, or the functions of a property or method."""
     if isinstance(value, types.FunctionType):
         yield value
     elif isinstance(value, (classmethod, staticmethod)):

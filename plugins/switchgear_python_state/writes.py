@@ -1,4 +1,4 @@
-"""Writes: values that a function stored in Python objects, stored again by every call of the trace."""
+"""Writes: values stored in Python objects by a function, and stored again by every call of the trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Write:
 
     holder: Holder
     stored: tuple[tuple[Any, Template], ...] = ()
-    removed: tuple[object, ...] = ()
+    removals: tuple[object, ...] = ()
     appended: tuple[Template, ...] = ()
     is_all: bool = False
     place: int | None = None
@@ -48,7 +48,7 @@ class Write:
         if self.place is not None:
             holder = type(holder)(target, holder.label)
         content = {} if self.is_all else holder.content()
-        for key in self.removed:
+        for key in self.removals:
             content.pop(key, None)
         for key, template in self.stored:
             content[key] = template(results)
@@ -56,8 +56,8 @@ class Write:
 
 
 def changes(reached: Reached, packing: Packing) -> Iterator[Write]:
-    """Yield the changes that the function made to reached objects."""
-    for holder in reached.held.changed():
+    """Yield the function's changes to reached objects."""
+    for holder in reached.holdings.changed():
         write = _write(holder, packing)
         for key, _ in write.stored if write is not None and holder.hides_absence else ():
             if key not in holder.at_first:
@@ -79,8 +79,8 @@ def _write(holder: Holder, packing: Packing) -> Write | None:
         for key, value in now.items()
         if not _is_kept(value, before.get(key, MISSING), packing)
     )
-    removed = tuple(key for key in before if key not in now)
-    return Write(holder, stored, removed) if stored or removed else None
+    removals = tuple(key for key in before if key not in now)
+    return Write(holder, stored, removals) if stored or removals else None
 
 
 def _elements(holder: Elements, now: Content, packing: Packing) -> Write | None:
@@ -102,7 +102,7 @@ def _pack(holder: Holder, key: object, value: object, packing: Packing) -> Templ
 
 
 def _is_kept(value: object, before: object, packing: Packing) -> bool:
-    """Check whether a place holds its former object or a wrapper of it: `self.steps += 1` assigns the same buffer."""
+    """Check whether a place holds its former object, bare or wrapped: `self.steps += 1` assigns the same buffer."""
     if value is before or (is_atom(value) and same(value, before)):
         return True
     wrapper = packing.recorder.inputs.wrapper_of(before)

@@ -109,7 +109,7 @@ def _graph(
     forward = _Program(programs[0], tables)
     parts = [forward, *[_Program(program, tables, forward) for program in programs[1:]]]
     names = {proxy.name for proxy in programs[0].trace.outputs if proxy is not None}
-    names |= programs[0].held
+    names |= programs[0].live_inputs
     contents = [part.contents(lines) for part in parts]
     if lines > MOST:
         _fold(contents)
@@ -199,7 +199,7 @@ class _Program:
     def contents(self, lines: int) -> dict[str, Any]:
         """Return rows, stages, and the lifetimes of values."""
         stages = self._program.stages if lines <= MOST_WITH_STAGES else ()
-        values = lifetimes(self._trace, self._program.held)
+        values = lifetimes(self._trace, self._program.live_inputs)
         return {
             "kind": self._program.kind,
             "lines": len(self._trace.bound_symbols),

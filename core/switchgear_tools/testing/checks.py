@@ -131,7 +131,7 @@ def check_pass(placement: PassPlacement, function: Callable[..., object], *args:
 
 
 def _check_function(
-    what: str,
+    subject: str,
     function: Callable[..., object],
     args: tuple[object, ...],
     options: dict[str, Any],
@@ -142,7 +142,7 @@ def _check_function(
         failures = [f"{sample}: {text}" for text in _run_twice(sample, options, name) if text]
     except _Declined as error:
         failures = [f"no region was taken: {error}"]
-    _raise(what, failures)
+    _raise(subject, failures)
 
 
 def check_plugin(name: str, samples: Mapping[object, Sequence[Sample]] | None = None) -> None:
@@ -267,11 +267,11 @@ def _varied(samples: Sequence[Sample]) -> set[str]:
     return {name for name in names if len({repr(call.get(name, _check)) for call in every}) > 1}
 
 
-def _raise(what: str, failures: Sequence[str]) -> None:
+def _raise(subject: str, failures: Sequence[str]) -> None:
     if failures:
         more = len(failures) - _TOLD
         listing = "".join(f"\n\n  {text}" for text in failures[:_TOLD])
-        raise Failures(f"{what}:{listing}" + (f"\n\n  and {more} more" if more > 0 else ""))
+        raise Failures(f"{subject}:{listing}" + (f"\n\n  and {more} more" if more > 0 else ""))
 
 
 class _Declined(Exception):

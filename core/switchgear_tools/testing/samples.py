@@ -55,9 +55,9 @@ class Sample:
     narrow: Callable[[Any], Any] | None = None
 
     def __str__(self) -> str:
-        shown = [_shown(value) for value in self.args]
-        shown += [f"{name}={_shown(value)}" for name, value in self.kwargs.items()]
-        return f"{self.name} ({', '.join(shown)})"
+        texts = [_shown(value) for value in self.args]
+        texts += [f"{name}={_shown(value)}" for name, value in self.kwargs.items()]
+        return f"{self.name} ({', '.join(texts)})"
 
     def tensors(self) -> list[torch.Tensor]:
         """Collect the tensors among the arguments.
