@@ -105,7 +105,7 @@ class Packing:
         elif _is_plain_object(value):
             keys, items = (), ()
         else:
-            check_returned(value)
+            check_returned(getattr(value, "original", value))  # a generator has a stand-in
             raise Unsupported(
                 f"the function leaves a {kind.__module__}.{kind.__qualname__} in {where}, which a later call could "
                 "not rebuild; keep tensors, Python values and containers of these"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import re
 import sys
 import types
 from collections import deque
@@ -40,7 +41,7 @@ _FIXED = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
     *(types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType),
     *(types.MappingProxyType, types.EllipsisType, types.NotImplementedType, types.CodeType),
-    *(types.GenericAlias, types.UnionType, enum.Enum, Logger),
+    *(types.GenericAlias, types.UnionType, enum.Enum, Logger, re.Pattern),
 )
 #: Packages whose modules, classes and functions are taken as unchanging.
 _PACKAGES = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy", "functorch"}
@@ -96,7 +97,7 @@ def _holder(value: Any, name: str) -> _Holder | None:
             return (*getattr(value, "__dict__", {}).items(), *pairs)
 
         return _Holder(name, read, functools.partial(_reset, value))
-    if isinstance(value, (tuple, frozenset, *_ATOMS, *_FIXED)):
+    if isinstance(value, (tuple, frozenset, *_ATOMS, *_FIXED)) or type(value) is object:
         return None
     raise Unsupported(
         f"{name} is a {type(value).__name__}, whose content cannot be seen; the part python_state knows more",
