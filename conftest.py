@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -32,7 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=("torch",),
         help="executors of the suites that compare with eager, such as inductor,torch",
     )
-    parser.addoption("--without", metavar="PART,...", help="parts that take no part in any call")
+    parser.addoption(
+        "--without", type=under_test.names, default=(), metavar="PART,...", help="parts that take no part in any call"
+    )
     parser.addoption("--device", default="cpu", help="where the databases and the survey of models run, such as cuda")
     parser.addoption("--part", type=fraction, default=(0, 1), metavar="K/N", help="only part K, from 0, of N tests")
 
@@ -40,8 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     under_test.EXECUTORS[:] = config.getoption("executors")
     under_test.run_on(config.getoption("device"))
-    if config.getoption("without"):
-        os.environ[DISABLE_VARIABLE] = config.getoption("without")
+    under_test.WITHOUT[:] = config.getoption("without")
     # Tests run in parallel processes; and results that depend on how a sum is split among threads are not bit-equal.
     torch.set_num_threads(1)
 
@@ -68,7 +68,8 @@ def shipped(*, group: str) -> list[importlib.metadata.EntryPoint]:
     """Their entry points; no stranger's."""
     entries = importlib.metadata.entry_points(group=group)
     if group == PARTS:
-        return [entry for entry in entries if entry.dist is not None and entry.dist.name in DISTRIBUTIONS]
+        own = [entry for entry in entries if entry.dist is not None and entry.dist.name in DISTRIBUTIONS]
+        return [entry for entry in own if entry.name not in under_test.WITHOUT]
     return [entry for entry in entries if entry.name in {*EXECUTORS, *under_test.EXECUTORS}]
 
 
@@ -93,8 +94,7 @@ def isolated_plugins(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         yield
         plugins.loaded_once.cache_clear()
     else:
-        if not request.config.getoption("without"):
-            monkeypatch.delenv(DISABLE_VARIABLE, raising=False)
+        monkeypatch.delenv(DISABLE_VARIABLE, raising=False)
         monkeypatch.setattr(plugins, "entry_points", shipped)
         monkeypatch.setattr(parts, "entry_points", shipped)
         yield

@@ -24,6 +24,8 @@ Names = tuple[str | sg.Executor, ...]
 
 #: Whom the suites run on that compare with eager whatever is jitted: an option of pytest's says.
 EXECUTORS: list[str | sg.Executor] = ["torch"]
+#: Parts that take no part in any test: an option of pytest's says.
+WITHOUT: list[str] = []
 #: Names the device of the suites that can run on another than the CPU; worker processes inherit it.
 DEVICE_VARIABLE = "SWITCHGEAR_TEST_DEVICE"
 
