@@ -143,7 +143,9 @@ class Compiler:
                 failure = error
                 break
             if isinstance(answer, Fallback):
-                if alike is None:
+                if (
+                    alike is None and answer.kinds
+                ):  # without private names of PyTorch, calls have no key
                     self._last_fallback = LastFallback(answer, args, kwargs, self.module)
                 break
             entry, inputs, is_new = answer

@@ -1028,6 +1028,18 @@ def test_the_gradients_that_a_backward_needs(backward: Callable[..., object], an
     assert seen == [answers]
 
 
+def test_arithmetic_is_done_once(environment: Any) -> None:
+    """For sizes of the environment, and inside alone."""
+    other = internals.new_shape_env(str)
+    one, two = (internals.new_size(env, "x.size(0)", 7) for env in (environment, other))
+    with internals.arithmetic_remembered(environment):
+        assert (one * 3).node is (one * 3).node
+        assert (one + one == 14).node is (one + one == 14).node  # type: ignore[attr-defined]
+        assert (two * 3).node is not (two * 3).node
+        assert str(one * 3 - one // 2) == "3*s0 - ((s0//2))"
+    assert (one * 3).node is not (one * 3).node
+
+
 def test_fastest_entry() -> None:
     x = numbers(3)
     entry = internals.fastest_entry(aten.add.Tensor)

@@ -225,7 +225,8 @@ def active_sizes() -> Sizes | None:
 @contextlib.contextmanager
 def symbolic(sizes: Sizes | None) -> Iterator[None]:
     """Return a context in which captures and compilations use the given sizes."""
-    with replaced(_THREAD, "sizes", sizes):
+    memo = contextlib.nullcontext() if sizes is None else internals.arithmetic_remembered(sizes.env)
+    with replaced(_THREAD, "sizes", sizes), memo:
         yield
 
 

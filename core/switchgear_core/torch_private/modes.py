@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _python_dispatch
 
 from switchgear_core.patches import redirected, together
 from switchgear_core.torch_private.functionalize import functionalize_keys
@@ -368,7 +369,7 @@ def _exit_dispatch_keys(guard: Any) -> None:
     guard.__exit__(None, None, None)
 
 
-_DISPATCH = vars(torch.utils._python_dispatch)
+_DISPATCH = vars(_python_dispatch)
 #: The states of a thread that an interrupted capture might leave changed: getter and setter of each.
 THREAD_STATES: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
     (function_modes, _set_function_modes),

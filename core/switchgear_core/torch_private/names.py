@@ -30,7 +30,7 @@ _BY_USE = {
         torch._C.DispatchKeySet torch._C._dispatch_has_kernel_for_dispatch_key torch._C._dispatch_key_for_device
         torch._C._dispatch_key_set torch._C._dispatch_tls_is_dispatch_key_included
         torch._C._dispatch_tls_local_exclude_set torch._C._dispatch_tls_local_include_set
-        torch._C._PreserveDispatchKeyGuard torch.utils._python_dispatch
+        torch._C._PreserveDispatchKeyGuard
         torch._C._len_torch_dispatch_stack torch._C._len_torch_function_stack torch._C._get_function_stack_at
         torch._C._get_dispatch_stack_at torch._C._get_torch_function_state torch._C._set_torch_function_state
         torch._C._pop_torch_dispatch_stack torch._C._push_on_torch_dispatch_stack

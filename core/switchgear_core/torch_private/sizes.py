@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from switchgear_core.errors import Unsupported
-from switchgear_core.patches import Change
+from switchgear_core.patches import Change, replaced
 from switchgear_core.torch_private.fakes import enable_python_dispatcher
 
 
@@ -37,6 +37,7 @@ def _symbolic() -> Any:
 
     class ShapeEnv(symbolic_shapes.ShapeEnv):  # type: ignore[name-defined, misc]
         where: Callable[[], str]
+        results: dict[object, Any]
 
         def _generate_unique_id(self, source_name: str) -> int:
             self.unique_ids.add(number := len(self.unique_ids))
@@ -63,7 +64,38 @@ def new_shape_env(where: Callable[[], str]) -> object:
         duck_shape=False,
     )
     env.where = where
+    env.results = {}
     return env
+
+
+@contextlib.contextmanager
+def arithmetic_remembered(shape_env: Any) -> Iterator[None]:
+    """Return a context in which the arithmetic of an environment is done once per operands: it dominates captures."""
+    nodes = importlib.import_module("torch.fx.experimental.sym_node").SymNode
+    with contextlib.ExitStack() as stack:
+        for name in _ARITHMETIC:
+            function = _remembering(name, getattr(nodes, name), shape_env, shape_env.results)
+            stack.enter_context(replaced(nodes, name, function))
+        yield
+
+
+def _remembering(
+    name: str, original: Callable[..., Any], env: object, results: dict[object, Any]
+) -> Callable[..., Any]:
+    def operation(node: Any, other: Any) -> Any:
+        if node.shape_env is not env or getattr(other, "shape_env", None) is not env:
+            return original(node, other)
+        key = name, node._expr, node.pytype, other._expr, other.pytype
+        result = results.get(key)
+        if result is None:
+            result = results[key] = original(node, other)
+        return result
+
+    return operation
+
+
+#: Operations of symbolic sizes without effects.
+_ARITHMETIC = ("add", "sub", "mul", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def new_size(shape_env: Any, place: str, value: int) -> torch.SymInt:
