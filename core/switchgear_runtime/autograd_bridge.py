@@ -301,13 +301,15 @@ def _backward(ctx: Any, grads: Arriving) -> Any:
 
 
 def _with_late(
-    results: Sequence[Any], places: Mapping[int, int], late: Mapping[int, torch.Tensor]
-) -> list[Any]:
+    results: Sequence[torch.Tensor | None],
+    places: Mapping[int, int],
+    late: Mapping[int, torch.Tensor],
+) -> list[torch.Tensor | None]:
     """Return gradients of inputs, with those that came by way of inner values."""
     sums = list(results)
     for index, grad in late.items():
         place = places[index]
-        sums[place] = grad if sums[place] is None else grad + sums[place]
+        sums[place] = grad if (other := sums[place]) is None else grad + other
     return sums
 
 

@@ -7,7 +7,7 @@ for symbolic sizes serves all calls that meet its constraints. Where none does, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -239,18 +239,11 @@ class Backwards:
                 trace = compiles(differentiable_backward)(
                     training, self._selection, _proxies(training, _pattern(grads, needs)), needs
                 )
-            entry = Differentiable(self._rejit(_evaluated(trace)), trace, self._viewed(trace))
+            entry = Differentiable(
+                self._rejit(_evaluated(trace)), trace, _viewed(trace, self.places)
+            )
             _keep(self._differentiable, key, entry)
         return entry
-
-    def _viewed(self, trace: Trace) -> tuple[int, ...]:
-        names = {
-            proxy.name
-            for line in trace.bound_symbols
-            if BACKWARD in line.tags or not is_view(line)
-            for proxy in line.inputs
-        }
-        return tuple([i for i in self.places if trace.inputs[i].name not in names])
 
     def unread(
         self, grads: Arriving, needs: tuple[bool, ...], sizes: tuple[int, ...]
@@ -277,6 +270,16 @@ class Differentiable:
     run: Callable[..., Any]
     trace: Trace
     viewed: tuple[int, ...]
+
+
+def _viewed(trace: Trace, places: Iterable[int]) -> tuple[int, ...]:
+    names = {
+        proxy.name
+        for line in trace.bound_symbols
+        if BACKWARD in line.tags or not is_view(line)
+        for proxy in line.inputs
+    }
+    return tuple([i for i in places if trace.inputs[i].name not in names])
 
 
 def _keep(cache: dict[Any, Any], key: Any, value: Any) -> None:

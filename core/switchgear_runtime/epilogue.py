@@ -67,7 +67,9 @@ def _views_of(outputs: Outputs) -> Finisher | None:
     )
     run, mode = compile_trace(trace), modes.pop() if modes else True
 
-    def views_of(outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> Mapping[str, Any]:
+    def views_of(
+        outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+    ) -> Mapping[str, torch.Tensor]:
         tensors = [(inputs if kind == "input" else outputs)[index] for _, kind, index in roots]
         grad_enabled = torch.is_grad_enabled()
         try:

@@ -191,7 +191,7 @@ functorch_active: Callable[[], bool] = private("torch._C._are_functorch_transfor
 
 #: Id of the running backward of autograd, never reused; -1 outside a backward.
 graph_task: Callable[[], int] = private("torch._C._current_graph_task_id")
-_will_execute: Callable[[Any], bool] = private("torch._C._will_engine_execute_node")
+_will_execute: Callable[[object], bool] = private("torch._C._will_engine_execute_node")
 
 
 def needed_edges(ctx: Any, needs: Sequence[bool]) -> tuple[bool, ...]:
@@ -206,7 +206,7 @@ def needed_edges(ctx: Any, needs: Sequence[bool]) -> tuple[bool, ...]:
         return _needed_leaves(edges, needs)
 
 
-def _needed_leaves(edges: Any, needs: Sequence[bool]) -> tuple[bool, ...]:
+def _needed_leaves(edges: Sequence[tuple[object, int]], needs: Sequence[bool]) -> tuple[bool, ...]:
     # PyTorch 2.13 refuses to answer for a leaf that `autograd.grad` is called for, in 15 microseconds:
     # tests/core/test_torch_private.py, test_the_gradients_that_a_backward_needs
     results: list[bool] = []

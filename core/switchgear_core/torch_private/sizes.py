@@ -37,7 +37,7 @@ def _symbolic() -> Any:
 
     class ShapeEnv(symbolic_shapes.ShapeEnv):  # type: ignore[name-defined, misc]
         where: Callable[[], str]
-        results: dict[object, Any]
+        results: dict[object, object]
 
         def _generate_unique_id(self, source_name: str) -> int:
             self.unique_ids.add(number := len(self.unique_ids))
@@ -80,9 +80,9 @@ def arithmetic_remembered(shape_env: Any) -> Iterator[None]:
 
 
 def _remembering(
-    name: str, original: Callable[..., Any], env: object, results: dict[object, Any]
-) -> Callable[..., Any]:
-    def operation(node: Any, other: Any) -> Any:
+    name: str, original: Callable[..., object], env: object, results: dict[object, object]
+) -> Callable[..., object]:
+    def operation(node: Any, other: Any) -> object:
         if node.shape_env is not env or getattr(other, "shape_env", None) is not env:
             return original(node, other)
         key = name, node._expr, node.pytype, other._expr, other.pytype
