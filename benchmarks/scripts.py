@@ -60,7 +60,8 @@ class Result:
     def __str__(self) -> str:
         head = f"  {'script':32} {'losses':10} {'÷ eager':>8} {'captures/s':>10}"
         head += f" {'hits':>6} {'misses':>6} {'fallbacks':>9}"
-        title = f"{STEPS} steps of each script, executors=['torch']: CPU time per step by eager's, after {FIRST} steps"
+        setting = f"{STEPS} steps of each script, executors=['torch'], one thread"
+        title = f"{setting}: CPU time per step by eager's, after {FIRST} steps"
         return "\n".join([title, head, *map(str, self.rows), f"  geometric mean {self.ratio:.3f}"])
 
 
@@ -87,7 +88,8 @@ class _Run:
 
 
 def measure(name: str, steps: int = STEPS) -> Row:
-    """Run one script in eager and compiled, step by step in turn."""
+    """Run one script in eager and compiled, step by step in turn, on one thread: eager repeats itself only there."""
+    torch.set_num_threads(1)
     jitted: list[Any] = []
 
     def jit(target: Any) -> Any:
