@@ -105,7 +105,8 @@ class Packing:
         elif _is_plain_object(value):
             keys, items = (), ()
         else:
-            check_returned(getattr(value, "original", value))  # a generator has a stand-in
+            if hasattr(value, "__next__") or kind.__module__ == "numpy" or isinstance(value, torch.Generator):
+                check_returned(getattr(value, "original", value))  # a generator of numbers has a stand-in
             raise Unsupported(
                 f"the function leaves a {kind.__module__}.{kind.__qualname__} in {where}, which a later call could "
                 "not rebuild; keep tensors, Python values and containers of these"
