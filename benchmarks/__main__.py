@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rounds = WITH_CHOICE[name] if options.quick else rounds
         result = benchmark(options.rounds or rounds)
         print(f"\n{result}", flush=True)
-        report[name] = {**asdict(result), "ratio": result.ratio}
+        report[name] = asdict(result) | ({"ratio": result.ratio} if hasattr(result, "ratio") else {})
         if name in WITH_CHOICE and name != "budgets" and options.plot:
             plot.write(result, options.plot, ", ".join(f"{key} {value}" for key, value in where.items()))
     if options.json:

@@ -107,6 +107,37 @@ def test_a_write_to_a_cache_copies_nothing_of_its_size(function: Callable[..., T
     assert largest.bytes < cache().nbytes // 32
 
 
+class Everything(sg.FusionExecutor):
+    """Takes all operators, and runs them one by one."""
+
+    def supports(self, bound_symbol: sg.BoundSymbol) -> sg.Declined | None:
+        return None if bound_symbol.is_leaf else sg.Declined("leaves only")
+
+    def compile(self, region: sg.Trace) -> Any:
+        return region.function()
+
+
+def average(target: Tensor, x: Tensor) -> None:
+    target.mul_(0.9).add_(x, alpha=0.1)
+
+
+def average_that_is_read(target: Tensor, x: Tensor) -> Tensor:
+    target.mul_(0.9).add_(x, alpha=0.1)
+    return target.sqrt() * x
+
+
+@pytest.mark.parametrize(("function", "fused"), [(average, 0), (average_that_is_read, 1)])
+def test_a_short_update_stays_out_of_regions(function: Callable[..., Any], fused: int) -> None:
+    jitted = sg.jit(function, executors=[Everything("everything"), "torch"])
+    ours, eagers, x = torch.ones(8), torch.ones(8), torch.rand(8)
+    for _ in range(2):
+        result, expected = jitted(ours, x), function(eagers, x)
+        assert result is expected is None or torch.equal(result, expected)
+        assert torch.equal(ours, eagers)
+        assert ours._version == eagers._version
+    assert len([line for line in forward(jitted).bound_symbols if line.fused_by]) == fused
+
+
 def test_a_position_that_changes_is_written_in_place() -> None:
     def function(k: Tensor, x: Tensor, place: int) -> Tensor:
         k[:, :, place : place + 1].copy_(x)

@@ -44,6 +44,8 @@ _IN_PART = ("index_", "scatter", "masked_", "put", "copy", "fill", "zero")
 #: Dtypes of exact results: pointwise kernels of other dtypes round differently when they overwrite their input.
 _EXACT = frozenset({torch.float32, torch.float64, torch.int64, torch.int32, torch.bool})
 
+#: Lines that write all of a memory in place, at most, and stay out of regions.
+_SHORT = 2
 #: Operators whose twins change the memory of a tensor.
 _OF_MEMORY = frozenset({"resize", "resize_as", "set"})
 
@@ -57,7 +59,7 @@ def reinplace(
         trace: a trace whose lines are claimed, except with `mark`.
         source: the lines before claiming, which tell the views that whole composites return.
         destined: outputs that are only copied into an input after the call, each with the input's position.
-        mark: only tag the lines with partial writes: a region around such lines would copy everything.
+        mark: only tag the lines that write more cheaply in place than a region and a copy would.
 
     Returns:
         The trace. An output that is written to its input is None there; `Trace.writes` counts writes by input.
@@ -66,12 +68,7 @@ def reinplace(
     if not plan.steps:
         return trace
     if mark:
-        tagged = {index for write in plan.writes if write.is_in_part for index in write.lines}
-        body = [
-            changed(item, tags=item.tags | {IN_PLACE}) if index in tagged else item
-            for index, item in enumerate(trace.bound_symbols)
-        ]
-        return replace(trace, bound_symbols=tuple(body)) if tagged else trace
+        return _marked(trace, plan)
     names = Names(names_of(trace))
     lines: list[BoundSymbol] = []
     for index, item in enumerate(trace.bound_symbols):
@@ -86,6 +83,25 @@ def reinplace(
         outputs=tuple(outputs),
         writes=writes,
     )
+
+
+def _marked(trace: Trace, plan: _Plan) -> Trace:
+    """Tag the lines of writes that cost less in place than a region and the copy of its result."""
+    cheap = (write for write in plan.writes if write.is_in_part or _is_short(plan, write.memory))
+    tagged = {index for write in cheap for index in write.lines}
+    body = [
+        changed(item, tags=item.tags | {IN_PLACE}) if index in tagged else item
+        for index, item in enumerate(trace.bound_symbols)
+    ]
+    return replace(trace, bound_symbols=tuple(body)) if tagged else trace
+
+
+def _is_short(plan: _Plan, memory: str) -> bool:
+    """Check whether few lines write a memory, and no other line reads the results."""
+    lines = {index for write in plan.writes if write.memory == memory for index in write.lines}
+    results = [proxy.name for index in lines for proxy in plan.lines[index].outputs]
+    readers = {index for name in results for index in plan.values.readers.get(name, ())}
+    return len(lines) <= _SHORT and readers <= {*lines, len(plan.lines)}
 
 
 @dataclass(slots=True, eq=False)
@@ -167,25 +183,25 @@ class _Plan:
     def __init__(
         self, trace: Trace, source: Sequence[BoundSymbol], destined: Mapping[int, int]
     ) -> None:
-        self._lines = trace.bound_symbols
-        self._values = Places(trace, source)
+        self.lines = trace.bound_symbols
+        self.values = Places(trace, source)
         self._places = {place: trace.inputs[number].name for place, number in destined.items()}
         #: By memory, the inputs that its value is copied into after the call; and the memory of all other outputs.
         self._destined: defaultdict[str, set[str]] = defaultdict(set)
         self._returned: set[str] = set()
-        self._makers = {p.name: i for i, item in enumerate(self._lines) for p in item.outputs}
+        self._makers = {p.name: i for i, item in enumerate(self.lines) for p in item.outputs}
         for place, proxy in enumerate(trace.outputs):
             if proxy is not None:
                 self._note_output(place, proxy)
-        self._checked = max((i for i, item in enumerate(self._lines) if item.is_check), default=-1)
-        strided = (item for item in self._lines if item.symbol.name.startswith("aten.as_strided"))
-        self._strided = {self._values.root(proxy.name) for item in strided for proxy in item.inputs}
+        self._checked = max((i for i, item in enumerate(self.lines) if item.is_check), default=-1)
+        strided = (item for item in self.lines if item.symbol.name.startswith("aten.as_strided"))
+        self._strided = {self.values.root(proxy.name) for item in strided for proxy in item.inputs}
         self.steps: dict[int, _Step] = {}
         self.writes: list[_Write] = []
         #: Memory made by the trace, and memory that a plugin's call may keep.
         self._own: set[str] = set()
         self._barred: set[str] = set()
-        for index, item in enumerate(self._lines):
+        for index, item in enumerate(self.lines):
             self._pass(index, item)
 
     def is_home(self, place: int, proxy: TensorProxy | None) -> bool:
@@ -193,11 +209,11 @@ class _Plan:
         target = self._places.get(place)
         if proxy is None or target is None or proxy.name == target:
             return False
-        return self._values.of(proxy.name) == target and proxy.name in self._values.full
+        return self.values.of(proxy.name) == target and proxy.name in self.values.full
 
     def _note_output(self, place: int, proxy: TensorProxy) -> None:
-        root = self._values.root(proxy.name)
-        outputs = self._lines[self._makers[root]].outputs if root in self._makers else ()
+        root = self.values.root(proxy.name)
+        outputs = self.lines[self._makers[root]].outputs if root in self._makers else ()
         is_whole = any(one.name == root and one.layout == proxy.layout for one in outputs)
         if place in self._places and is_whole:
             self._destined[root].add(self._places[place])
@@ -206,13 +222,13 @@ class _Plan:
 
     def _pass(self, index: int, item: BoundSymbol) -> None:
         for proxy in item.inputs:
-            self._values.remaining[self._values.of(proxy.name)] -= 1
+            self.values.remaining[self.values.of(proxy.name)] -= 1
         if index not in self.steps and not self._is_written(index, item):
             self._compute(item)
 
     def _compute(self, item: BoundSymbol) -> None:
         """Define the results of a line without a write in place."""
-        values, is_plain = self._values, item.is_leaf and _is_pytorch(item)
+        values, is_plain = self.values, item.is_leaf and _is_pytorch(item)
         for proxy in item.outputs:
             values.compute(proxy)
             memory = values.memory[proxy.name]
@@ -229,18 +245,18 @@ class _Plan:
         if (
             not item.is_leaf
             or not _is_pytorch(item)
-            or self._values.root(output.name) != output.name
+            or self.values.root(output.name) != output.name
         ):
             return False
-        memory = self._values.of(base.name)
+        memory = self.values.of(base.name)
         is_input = memory in self._places.values() and index > self._checked
-        in_part = base.name not in self._values.full or _writes_in_part(item.symbol.fn)
+        in_part = base.name not in self.values.full or _writes_in_part(item.symbol.fn)
         # the trace's own memory, computed as a whole, gains nothing
         if memory in self._barred or not (is_input or (in_part and memory in self._own)):
             return False
         step = self._step(item, base, output)
         chain = None if step is None else self._chain(index, base, output, step)
-        if step is None or chain is None or self._values.remaining[memory] != chain.reads:
+        if step is None or chain is None or self.values.remaining[memory] != chain.reads:
             return False
         is_of_view = not is_input and _is_computed(item.symbol.fn) and not chain.steps
         # a computed view would keep all of its base's memory alive
@@ -249,13 +265,13 @@ class _Plan:
         self.steps |= {index: step, **chain.steps}
         self.writes.append(_Write(memory, (index, *chain.steps), in_part))
         for proxy, source in chain.values:
-            self._values.alias(proxy, source)
+            self.values.alias(proxy, source)
         return True
 
     def _is_seen(self, memory: str, proxy: TensorProxy, base: TensorProxy) -> bool:
         """Check whether a value is an output that would share memory, or is read by its place in memory."""
-        name, is_full = proxy.name, base.name in self._values.full
-        if name in self._strided and self._values.moved(proxy, base) != 0:
+        name, is_full = proxy.name, base.name in self.values.full
+        if name in self._strided and self.values.moved(proxy, base) != 0:
             return True
         if memory not in self._own:
             return name in self._returned or (
@@ -280,7 +296,7 @@ class _Plan:
         ):
             return None
         for proxy in item.inputs[1:]:
-            if self._values.of(proxy.name) == self._values.of(base.name):
+            if self.values.of(proxy.name) == self.values.of(base.name):
                 is_itself = _is_computed(fn) and proxy.name == base.name
                 is_copied = view is not None or fn is _aten.copy.default
                 if not is_itself and not (is_copied and self._are_apart(target, base, proxy)):
@@ -297,7 +313,7 @@ class _Plan:
         numbers = (*item.args[2:], *item.kwargs.values())
         if is_symbolic(base, *item.inputs) or has_numbers(numbers):
             return None
-        if is_absolute and self._values.shift.get(base.name) != 0:
+        if is_absolute and self.values.shift.get(base.name) != 0:
             return None
         with internals.real_dispatch():
             storage = torch.empty_strided(base.shape, base.stride, device="meta")
@@ -308,7 +324,7 @@ class _Plan:
 
     def _are_apart(self, target: TensorProxy, base: TensorProxy, other: TensorProxy) -> bool:
         """Check whether two values of one memory have disjoint extents."""
-        shift, further = self._values.shift[base.name], self._values.shift[other.name]
+        shift, further = self.values.shift[base.name], self.values.shift[other.name]
         if shift is None or further is None or is_symbolic(target):
             return False
         start, stop = extent(target, shift)
@@ -321,13 +337,13 @@ class _Plan:
         """Return the lines that bring a write at `index` back to its base; None if others read omitted values."""
         chain = _Chain([(output, base)])
         part = output if step.view is not None or step.output is None else step.output
-        name, place = output.name, self._values.at[base.name]
+        name, place = output.name, self.values.at[base.name]
         # only the next line of the chain may read such a value: its layout differs, or it is omitted
         is_inner = strides(part) != strides(output)
         while (scatter := self._scatter(index, name, place)) is not None:
             number, views, place = scatter
-            target, result = self._lines[number].args[0], self._lines[number].output
-            is_read = is_inner and self._values.readers[name] != [number]
+            target, result = self.lines[number].args[0], self.lines[number].output
+            is_read = is_inner and self.values.readers[name] != [number]
             if is_read or strides(target) != strides(result):
                 return None
             chain.reads += 1
@@ -339,15 +355,15 @@ class _Plan:
                 chain.values.append((result, target))
                 part = result
             name = result.name
-        return None if is_inner and self._values.readers[name] else chain
+        return None if is_inner and self.values.readers[name] else chain
 
     def _scatter(self, index: int, name: str, place: Place) -> tuple[int, list[int], Place] | None:
         """Return the line that puts a value written at `place` back into an older value.
 
         Also return the views later than `index` that lead to the older value, and the place of that value.
         """
-        for number in self._values.readers[name]:
-            item = self._lines[number] if number < len(self._lines) else None
+        for number in self.values.readers[name]:
+            item = self.lines[number] if number < len(self.lines) else None
             if item is None or item.symbol.fn not in _SCATTERS or not _is_pytorch(item):
                 continue
             root, views = self._reached(index, item.args[0])
@@ -359,9 +375,9 @@ class _Plan:
 
     def _target(self, item: BoundSymbol, root: str, views: Sequence[int]) -> tuple[Place, Place]:
         """Return the place of a scatter's base, which is a view of `root` by these lines, and the written place."""
-        at, shift = self._values.at[root], self._values.shift[root]
+        at, shift = self.values.at[root], self.values.shift[root]
         for line in reversed(views):
-            maker = self._lines[line]
+            maker = self.lines[line]
             is_number = shift is not None and not is_symbolic(maker.output)
             at = (
                 geometry(maker.output, shift)
@@ -376,11 +392,11 @@ class _Plan:
     def _reached(self, index: int, proxy: TensorProxy) -> tuple[str | None, list[int]]:
         """Return the base that exists at `index` of a later view, and the lines of the view, each read once."""
         views: list[int] = []
-        while proxy.name not in self._values.memory:
+        while proxy.name not in self.values.memory:
             maker = self._makers.get(proxy.name, -1)
-            item = self._lines[maker]
+            item = self.lines[maker]
             viewed = viewed_argument(item) if maker > index and _is_pytorch(item) else None
-            if viewed is None or len(item.outputs) > 1 or len(self._values.readers[proxy.name]) > 1:
+            if viewed is None or len(item.outputs) > 1 or len(self.values.readers[proxy.name]) > 1:
                 return None, []
             views.append(maker)
             proxy = viewed
