@@ -76,11 +76,9 @@ class Backwards:
             proxy.requires_grad and i not in constant
             for i, proxy in enumerate(training.prepared.inputs)
         )
-        inputs = [proxy.name for proxy in training.prepared.inputs]
+        places = {proxy.name: place for place, proxy in enumerate(training.prepared.inputs)}
         #: The places among the inputs of saved inputs, by index among the saved tensors.
-        self.places = {
-            i: inputs.index(p.name) for i, p in enumerate(training.saved) if p.name in inputs
-        }
+        self.places = {i: places[p.name] for i, p in enumerate(training.saved) if p.name in places}
         nothing = (None,) * len(training.inner)
         if sizes is not None:
             expected = [p and (EXPECTED if any(p[0]) else p[0], *p[1:]) for p in expected]

@@ -143,9 +143,8 @@ class Compiler:
                 failure = error
                 break
             if isinstance(answer, Fallback):
-                if (
-                    alike is None and answer.kinds
-                ):  # without private names of PyTorch, calls have no key
+                # without private names of PyTorch, calls have no key, and no call is like another
+                if alike is None and answer.kinds:
                     self._last_fallback = LastFallback(answer, args, kwargs, self.module)
                 break
             entry, inputs, is_new = answer

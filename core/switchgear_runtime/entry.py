@@ -158,8 +158,8 @@ class Entry:
             for index, (one, other) in enumerate(pairs)
             if type(one) is type(other) in (int, float) and one != other
         ]
-        places = (guard.varying(leaves) for guard in self.captured.guards if guard.varying)
-        return changed + [path for paths in places for path in paths]
+        paths = (guard.varying(leaves) for guard in self.captured.guards if guard.varying)
+        return [*changed, *itertools.chain.from_iterable(paths)]
 
     def decided(self) -> list[str]:
         """Return the symbolic integers in Python objects that are fixed to their values nevertheless."""
@@ -282,11 +282,11 @@ class Entry:
                     "functorch_active": internals.functorch_active,
                     "copying": self._copying,
                 }
-                outputs, counts, copies = left_to_copy(outputs, self.forward.stages[-1])
-                if copies:
+                outputs, counts, data_inputs = left_to_copy(outputs, self.forward.stages[-1])
+                if data_inputs:
                     program, scope["through_data"] = (
                         "program(*through_data(inputs))",
-                        partial(through_data, copies),
+                        partial(through_data, data_inputs),
                     )
         missing = versions_to_add(
             self.captured.outputs, outputs, counts, self.captured.trace.inputs

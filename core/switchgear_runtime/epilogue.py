@@ -33,13 +33,14 @@ def finisher(
     """Return the end of a call: `finish`, or a specialised function for copies, views and a return value."""
     if sizes is not None and _has_sizes(outputs):
         return _finisher_by_sizes(outputs, sizes)
-    views_of = _views_of(outputs)
-    scope: dict[str, object] = {"views_of": views_of}
-    expression = None if outputs.metadata or views_of is None else _expression(outputs, scope)
+    scope: dict[str, object] = {}
+    expression = None if outputs.metadata else _expression(outputs, scope)
+    if expression is not None and outputs.views:
+        scope["views_of"] = views_of = _views_of(outputs)
+        views_first = f"(views := views_of(outputs, inputs), {expression})[1]"
+        expression = None if views_of is None else views_first
     if expression is None or any(mutation.tracked for mutation in outputs.mutations):
         return partial(finish, outputs)
-    if outputs.views:
-        expression = f"(views := views_of(outputs, inputs), {expression})[1]"
     assemble: Finisher = eval(f"lambda outputs, inputs: {expression}", scope)
     return _writing_first(outputs, inputs, assemble) if outputs.mutations else assemble
 
@@ -65,7 +66,7 @@ def _views_of(outputs: Outputs) -> Finisher | None:
         tuple([results[name] for name in names]),
         lines,
     )
-    run, mode = compile_trace(trace), modes.pop() if modes else True
+    run, (mode,) = compile_trace(trace), modes
 
     def views_of(
         outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
@@ -74,10 +75,8 @@ def _views_of(outputs: Outputs) -> Finisher | None:
         grad_enabled = torch.is_grad_enabled()
         try:
             internals.set_grad_enabled(mode)
-            if internals.autocast_active():  # the lines include the casts
-                with internals.autocast_off():
-                    return dict(zip(names, run(*tensors), strict=True))
-            return dict(zip(names, run(*tensors), strict=True))
+            with internals.autocast_off():  # the lines include the casts
+                return dict(zip(names, run(*tensors), strict=True))
         finally:
             internals.set_grad_enabled(grad_enabled)
 

@@ -158,7 +158,6 @@ def _simplify(
     stages: Pipeline,
     selection: Selection,
     count: int | None = None,
-    *,
     is_differentiated: bool = False,
 ) -> Mapping[str, TensorProxy]:
     """Remove needless lines; return the removed values, each with its replacement.
@@ -186,14 +185,14 @@ def executable(
     if selection.fusion:
         stages.change("mark_writes", partial(reinplace, source=lines, destined=destined, mark=True))
         source = stages.traces[-1]
-    partition, buildings = _parts_of(source, selection, boxed)
-    _fuse(stages, partition, boxed)
+    parts_selection, buildings = _parts_of(source, selection, boxed)
+    _fuse(stages, parts_selection, boxed)
     jobs = [job for building in buildings if (job := building.job()) is not None]
     stages.run("dead_code", dead_code)
     stages.change("reinplace", partial(reinplace, source=lines, destined=destined))
     outputs = stages.traces[-1].outputs
     destined = {place: n for place, n in destined.items() if outputs[place] is not None}
-    stages.plugin_passes("after_claim", partition, gives_gradients=boxed, destined=destined)
+    stages.plugin_passes("after_claim", parts_selection, gives_gradients=boxed, destined=destined)
     trace = stages.run("free_last_used", free_last_used)
     for building in buildings:
         building.finished(trace)
@@ -209,7 +208,7 @@ def executable(
         blame,
         selection.check,
         next(iter(jobs), None),
-        partition.answers,
+        parts_selection.answers,
     )
 
 

@@ -163,13 +163,11 @@ def compile_training(
         partial(executable, forward, selection, boxed=False, choices=(*choices, *joint.choices))
     )
     make_forward()
-    constants = {
+    ends = {
         proxy.name for proxy in proxies((parts.forward.inputs, joint.trace.outputs[: joint.count]))
     } - overwritten
     inner = tuple(
-        i
-        for i, proxy in enumerate(parts.saved)
-        if proxy.requires_grad and proxy.name not in constants
+        i for i, proxy in enumerate(parts.saved) if proxy.requires_grad and proxy.name not in ends
     )
     later = LazyProgram(partial(executable, backward, selection, boxed=True))
     if joint.trace.numbers:
@@ -225,8 +223,8 @@ def _other_backward(
         stages, joint = Pipeline([training.prepared]), fewer
         stages.keep("undefined_grads", joint.trace, start)
     outputs = joint.trace.outputs
-    forward, residuals = outputs[: joint.count], outputs[joint.count :]
-    grads = tuple(grad if want else None for grad, want in zip(residuals, wanted, strict=True))
+    forward, gradients = outputs[: joint.count], outputs[joint.count :]
+    grads = tuple(grad if want else None for grad, want in zip(gradients, wanted, strict=True))
     merged = _still_merged(training, higher_order)
     body = [item.reading(merged) for item in joint.trace.bound_symbols]
     trace = replace(joint.trace, outputs=(*forward, *grads), bound_symbols=tuple(body))

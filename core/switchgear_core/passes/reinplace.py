@@ -87,7 +87,11 @@ def reinplace(
 
 def _marked(trace: Trace, plan: _Plan) -> Trace:
     """Tag the lines of writes that cost less in place than a region and the copy of its result."""
-    cheap = (write for write in plan.writes if write.is_in_part or _is_short(plan, write.memory))
+    lines: defaultdict[str, set[int]] = defaultdict(set)
+    for write in plan.writes:
+        lines[write.memory].update(write.lines)
+    short = {memory for memory, indices in lines.items() if _is_short(plan, indices)}
+    cheap = (write for write in plan.writes if write.is_in_part or write.memory in short)
     tagged = {index for write in cheap for index in write.lines}
     body = [
         changed(item, tags=item.tags | {IN_PLACE}) if index in tagged else item
@@ -96,9 +100,8 @@ def _marked(trace: Trace, plan: _Plan) -> Trace:
     return replace(trace, bound_symbols=tuple(body)) if tagged else trace
 
 
-def _is_short(plan: _Plan, memory: str) -> bool:
-    """Check whether few lines write a memory, and no other line reads the results."""
-    lines = {index for write in plan.writes if write.memory == memory for index in write.lines}
+def _is_short(plan: _Plan, lines: set[int]) -> bool:
+    """Check whether the lines that write a memory are few, and no other line reads the results."""
     results = [proxy.name for index in lines for proxy in plan.lines[index].outputs]
     readers = {index for name in results for index in plan.values.readers.get(name, ())}
     return len(lines) <= _SHORT and readers <= {*lines, len(plan.lines)}

@@ -155,7 +155,7 @@ class Discovery:
                 item.fault = "failed", reasons[item.entry]
 
     def plugins(self, names: object = None, tables: Iterable[object] = ()) -> Plugins:
-        """Return the plugins that may participate; `listed` is the option `executors` of `jit`. See `installed`."""
+        """Return the plugins that may participate; `names` is the option `executors` of `jit`. See `installed`."""
         candidates = tuple(self._chosen(names, tables))
         if candidates not in self._assembled:
             self._assembled[candidates] = self._assemble(candidates)
@@ -229,7 +229,7 @@ class Discovery:
 
 @undoing
 def installed(names: object = None, tables: Iterable[object] = ()) -> Plugins:
-    """Return the plugins of this process that may participate; `listed` is `executors`, `tables` is `grad_rules`.
+    """Return the plugins of this process that may participate; `names` is `executors`, `tables` is `grad_rules`.
 
     A list without `...` imports only the named plugins; if a name belongs to no entry point, such as a plugin's second
     executor, all are imported, to find it. Any other option imports all installed plugins.

@@ -18,7 +18,7 @@ from switchgear_core.nearness import Named, differences, named
 from switchgear_core.nesting import map_tensors, tensors_in, twin
 from switchgear_core.torch_private.operator_database import operator_database
 
-#: The most that are taken of what PyTorch's database has for an operator.
+#: The limit on samples of PyTorch's database for an operator.
 MOST = 6
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 _Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
