@@ -170,7 +170,7 @@ KERNELS_THAT_END_IN_A_VIEW: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", KERNELS_THAT_END_IN_A_VIEW)
 @pytest.mark.parametrize("take", [lambda v: v, lambda v: v.t()])
 def test_result_that_its_kernel_makes_as_a_view(take: Function, name: str, grad: bool) -> None:
-    """To who has it, it is no view; nor when it comes out of a long program, which runs below autograd."""
+    """Compiled results are views where eager's are."""
 
     def function(x: Tensor) -> Any:
         return take(KERNELS_THAT_END_IN_A_VIEW[name]((x * 3).abs()))

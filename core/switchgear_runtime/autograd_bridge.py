@@ -27,7 +27,7 @@ from switchgear_core.record.sizes import Sizes
 from switchgear_core.registry.selection import Selection
 from switchgear_runtime.anomaly import is_asked_for, run_watched
 from switchgear_runtime.backwards import Arriving, Backwards, Jit
-from switchgear_runtime.execution import goes_below, maybe_views, runner
+from switchgear_runtime.execution import is_pytorch, lines_of, maybe_views, runner
 from switchgear_runtime.one_operator import is_one_operator
 from switchgear_runtime.separate_graphs import SeparateGraphs
 
@@ -74,7 +74,9 @@ class Bridge:
         self.take_forward(training.forward)
         #: Whether the first call tells the views among `views`: at one layout PyTorch's kernels always agree.
         self._settles = (
-            sizes is None and training.forward.job is None and goes_below(training.forward)
+            sizes is None
+            and training.forward.job is None
+            and all(map(is_pytorch, lines_of(training.forward)))
         )
         #: Inputs that are passed detached; otherwise their hooks would be called with None.
         self.constant = _constant(training)

@@ -1,7 +1,6 @@
 """Running a compiled program, and naming the plugin when one of its kernels fails.
 
-A program of PyTorch's own operators alone runs below autograd's dispatch, except in forward mode, which is implemented
-there. In forward mode, PyTorch's operators replace implementations of plugins, so tangents equal eager's.
+In forward mode, PyTorch's operators replace implementations of plugins, so tangents equal eager's.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ from switchgear_core.passes.pipeline import Program
 from switchgear_core.record.lock import compiles
 from switchgear_runtime.checking import fault, is_never_blamed, run_checked
 
-#: The number of operators from which running below autograd pays off.
-_WORTHWHILE = 3
 _COPY = torch.ops.aten.copy.default
 
 
@@ -40,8 +37,6 @@ def runner(program: Program, *, autocast: bool) -> Callable[..., Any]:
     """
     is_blameless = all(map(is_never_blamed, lines_of(program)))
     run = program.function if is_blameless else _blaming(program)
-    if goes_below(program):
-        run = _below_autograd(run)
     if not is_blameless or any(item.symbol.fn is _COPY for item in lines_of(program)):
         run = _by_operators_in_forward_mode(program, run)
     return _without_autocast(run) if autocast else run
@@ -51,24 +46,6 @@ def lines_of(program: Program) -> list[BoundSymbol]:
     """Return the calls of a program."""
     lines = program.stages[-1].bound_symbols
     return [item for item in lines if item.symbol not in (AFTER, BOX, DEL)]
-
-
-def goes_below(program: Program) -> bool:
-    """Check whether a program runs below autograd: PyTorch's own operators alone, and enough operators."""
-    lines = lines_of(program)
-    return len(lines) >= _WORTHWHILE and all(map(is_pytorch, lines))
-
-
-def _below_autograd(function: Callable[..., object]) -> Callable[..., object]:
-    below_autograd, forward_mode_active = internals.below_autograd, internals.forward_mode_active
-
-    def run(*arguments: object) -> Any:
-        if forward_mode_active():
-            return function(*arguments)
-        with below_autograd():
-            return function(*arguments)
-
-    return run
 
 
 def _by_operators_in_forward_mode(
@@ -113,13 +90,8 @@ def _without_autocast(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def maybe_views(program: Program) -> tuple[int, ...]:
-    """Return the positions of outputs that may be views; PyTorch allocates the others.
-
-    Below autograd a non-view operator returns a view if its kernel ends in a view (`select_scatter`).
-    """
+    """Return the positions of outputs that may be views; PyTorch allocates the others."""
     outputs = program.stages[-1].outputs
-    if goes_below(program):
-        return tuple([i for i, proxy in enumerate(outputs) if proxy is not None])
     names = {proxy.name for proxy in outputs if proxy is not None}
     anew: dict[str, bool] = {}
     for stage in reversed(program.stages):

@@ -1,4 +1,4 @@
-"""How a compiled program runs: below autograd or not, and which of its outputs may be views."""
+"""Which outputs of a compiled program may be views."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 import switchgear as sg
 from switchgear_core.nesting import tensors_in
-from switchgear_runtime.execution import goes_below, is_pytorch, lines_of, maybe_views
+from switchgear_runtime.execution import maybe_views
 from switchgear_runtime.last_call import compiler_of
 from tests.core.training import executor
 from tests.in_turn import in_turn
@@ -30,23 +30,8 @@ SINE = executor("mine", {torch.sin: lambda x: torch.sin(x)})
 
 
 @in_turn(
-    function__executors__is_below=[
-        (lambda x: x.cos().sin().exp(), (), True),
-        (lambda x: x.cos().sin().exp(), (SINE,), False),
-        (lambda x: x.sin().exp(), (), False),  # too few to pay
-    ],
-)
-def test_pytorchs_own_operators_run_below_autograd(
-    function: Callable[[Tensor], Tensor], executors: Any, is_below: bool
-) -> None:
-    forward = program(function, *executors)
-    assert goes_below(forward) is is_below
-    assert [is_pytorch(line) for line in lines_of(forward)].count(False) == len(executors)
-
-
-@in_turn(
     function__executors__places=[
-        (lambda x: (x + 1, x[0] * 2), (), (0, 1)),  # below autograd all may be
+        (lambda x: (x + 1, x[0] * 2), (), ()),
         (lambda x: x + 1, (), ()),
         (lambda x: x.sin(), (SINE,), (0,)),  # a plugin's may be anything
         (lambda x: (x.sin(), x.cos()), (SINE,), (0,)),

@@ -344,6 +344,23 @@ def test_views_alone_are_no_region() -> None:
     assert "toy" not in {one.owner for one in sg.last_choices(jitted)}
 
 
+def test_composites_of_pytorch_are_restored_where_no_region_takes_a_part() -> None:
+    """The result of a linear layer of a batch of matrices is a view of an inner value."""
+    toy = Toy(without=[ATEN.addmm.default])
+    arguments = x(2, 3, 4), x(5, 4), x(5)
+    jitted = run(torch.nn.functional.linear, *arguments, executors=[toy, "torch"])
+    assert not toy.regions
+    assert operators(forward(jitted)) == ["torch.nn.functional.linear"]
+
+
+def test_composites_stay_open_where_a_region_reads_a_view_of_an_inner_value() -> None:
+    toy = Toy(without=[ATEN.addmm.default])
+    arguments = x(2, 3, 4), x(5, 4), x(5)
+    jitted = run(lambda *layer: torch.nn.functional.linear(*layer).sin() * 2, *arguments, executors=[toy, "torch"])
+    assert toy.parts == [["view", "sin", "mul"]]
+    assert "torch.nn.functional.linear" not in operators(forward(jitted))
+
+
 # Regions that do not come about.
 
 

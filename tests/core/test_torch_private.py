@@ -890,15 +890,6 @@ def test_global_state_guard() -> None:
     assert guard.check()
 
 
-def test_below_autograd() -> None:
-    x = numbers(2, grad=True)
-    with internals.below_autograd():
-        assert not (x * 2).requires_grad
-        assert x.view(2, 1)._is_view()
-        assert torch.equal(x * 2, numbers(2) * 2)
-    assert (x * 2).requires_grad
-
-
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
 def test_has_tangents() -> None:
     x = torch.ones(2)

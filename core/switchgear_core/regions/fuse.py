@@ -70,7 +70,10 @@ def fuse(trace: Trace, selection: Selection) -> Trace:
     others = selection.without_fusion()
     body: list[BoundSymbol] = []
     fused = {index for block in lines for index in block.members}
-    composites = within(wholes, {index for index in range(len(flow.body)) if index not in fused})
+    # a region that reads a view of an inner value reads the inner value
+    read = {proxy.name for block in lines for proxy in block.region.trace.inputs}
+    closed = [item for item in wholes if item.hidden.isdisjoint(read)]
+    composites = within(closed, {*range(len(flow.body))} - fused)
     for place in _ordered(flow, trace, list(lines), composites):
         if isinstance(place, _Block):
             body.append(lines[place])
@@ -176,7 +179,8 @@ def _ordered(
     units: tuple[_Block | Whole, ...] = (*blocks, *wholes)
     places: dict[int, _Place] = {index: unit for unit in units for index in unit.members}
     read = proxies((trace.outputs, *(composite.call.inputs for composite in wholes)))
-    places.update((index, index) for index in flow.outside(places.keys(), read))
+    outside = flow.outside(places.keys(), read)
+    places.update((index, index) for index in outside if index not in places)
     needs = {place: _needs(flow, places, place) for place in places.values()} if wholes else {}
     try:
         TopologicalSorter(needs).prepare()

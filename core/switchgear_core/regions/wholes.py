@@ -1,4 +1,4 @@
-"""Wholes: composites that executors claim whole, restored where a fusion executor declines all parts."""
+"""Wholes: composites that are called whole again where no region takes any of their parts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from switchgear_core.regions.regions import Dataflow
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Whole:
-    """A composite with the indices of its parts; `members` are the parts except views."""
+    """A composite with the indices of its parts; `members` are the parts except inner views.
+
+    `hidden`: names of values that only parts read.
+    """
 
     call: BoundSymbol
     parts: tuple[int, ...]
     members: tuple[int, ...]
+    hidden: frozenset[str]
 
 
 def find_wholes(flow: Dataflow, trace: Trace) -> list[Whole]:
     """Return the composites that can replace their parts, the outermost first.
 
-    Conditions: no outside line reads inner values, the parts read all inputs of the composite, and no output is a view.
+    Conditions: no outside line reads inner values, and the parts read all inputs of the composite.
     """
     parts: dict[BoundSymbol, list[int]] = defaultdict(list)
     readers: dict[str, set[int]] = defaultdict(set)
@@ -39,13 +43,14 @@ def find_wholes(flow: Dataflow, trace: Trace) -> list[Whole]:
     for call, indices in parts.items():
         items, results = [flow.body[index] for index in indices], {p.name for p in call.outputs}
         read = {proxy.name for item in items for proxy in item.inputs}
-        hidden = {proxy.name for item in items for proxy in item.outputs} - results
-        members = tuple([index for index in indices if not flow.is_view[index]])
-        outputs = {proxy.name for index in members for proxy in flow.body[index].outputs}
+        outputs = {proxy.name for item in items for proxy in item.outputs}
+        hidden = frozenset(outputs - results)
+        ends = {flow.maker[name] for name in results & outputs}
+        members = tuple([index for index in indices if index in ends or not flow.is_view[index]])
         is_open = hidden & returned or any(readers[name].difference(indices) for name in hidden)
         is_fed = all(p.name in read or p.name in inputs for p in call.inputs)
         if results <= outputs and not is_open and is_fed:
-            composites.append(Whole(call, tuple(indices), members))
+            composites.append(Whole(call, tuple(indices), members, hidden))
     return composites
 
 

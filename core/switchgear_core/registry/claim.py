@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from typing import NamedTuple
 
 from switchgear_core.errors import ExecutorUnavailable
 from switchgear_core.ir.choice import Choice, Implementation
+from switchgear_core.ir.composites import leaves_of
 from switchgear_core.ir.symbol import EXACT, IN_PLACE, BoundSymbol, changed, with_parts
 from switchgear_core.ir.trace import Trace
 from switchgear_core.registry.selection import Reasons, Selection
@@ -69,7 +71,8 @@ def claim(trace: Trace, selection: Selection, refusals: Reasons = ()) -> Trace:
 class Claim(NamedTuple):
     """The implementation of a bound symbol as a whole, if any, and the executors that declined.
 
-    `waits`: an executor has its own code for the whole, and would run it if a fusion executor declined a part.
+    `waits`: an executor has code for the whole, not for a single operator alone, and would run it if a fusion executor
+    declined the parts.
     """
 
     implementation: Implementation | None
@@ -93,7 +96,12 @@ def claimant(item: BoundSymbol, selection: Selection) -> Claim:
         inner, _ = selection.implementation(part)
         if inner is not None and order.index(inner.owner) < rank:
             reason = f"{inner.owner}, which comes before it, takes {part.symbol.name} inside"
-            has_own = implementation.fn is not item.symbol.fn
-            waits = has_own and inner.owner in selection.fusion
+            is_worth = implementation.fn is not item.symbol.fn or _has_parts(item)
+            waits = is_worth and inner.owner in selection.fusion
             return Claim(None, (*declined, (implementation.owner, reason)), waits)
     return Claim(implementation, declined)
+
+
+def _has_parts(item: BoundSymbol) -> bool:
+    """Check whether a composite calls more than one operator."""
+    return len([*islice(leaves_of(item.subsymbols), 2)]) > 1

@@ -175,12 +175,6 @@ def tensor_guards(
     return _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
-#: Context in which operators dispatch below autograd, at less cost.
-below_autograd: Callable[[], AbstractContextManager[None]] = private(
-    "torch._C._AutoDispatchBelowAutograd"
-)
-
-
 set_grad_enabled: Callable[[bool], None] = private("torch._C._set_grad_enabled")
 #: Function that copies tensors of the second list into those of the first; on the CPU in order.
 foreach_copy: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = private(

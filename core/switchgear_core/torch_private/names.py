@@ -26,7 +26,7 @@ _TESTED = " to ".join(f"{major}.{minor}" for major, minor in (OLDEST, NEWEST))
 _BY_USE = {
     "dispatch": """
         torch._C.DisableTorchFunction torch._C._EnableTorchFunction torch._C._ExcludeDispatchKeyGuard
-        torch._C._ForceDispatchKeyGuard torch._C._AutoDispatchBelowAutograd torch._C.DispatchKey.Functionalize
+        torch._C._ForceDispatchKeyGuard torch._C.DispatchKey.Functionalize
         torch._C.DispatchKeySet torch._C._dispatch_has_kernel_for_dispatch_key torch._C._dispatch_key_for_device
         torch._C._dispatch_key_set torch._C._dispatch_tls_is_dispatch_key_included
         torch._C._dispatch_tls_local_exclude_set torch._C._dispatch_tls_local_include_set
