@@ -114,6 +114,7 @@ _FIXED = frozenset(
         *("sys.exc_info", "sys.intern", "sys.exit", "sys.getdefaultencoding", "sys.gettrace"),
         *("sys.getrecursionlimit", "posix.fspath", "posix.cpu_count"),
         *("posix._path_normpath", "posix._path_splitroot_ex"),
+        "?._make_wrapper_subclass",  # of torch.Tensor, makes a tensor of a subclass
     }
 )
 #: Packages of classes with state in C or shared with other threads, although written in Python.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import time
 import traceback
@@ -28,6 +29,7 @@ from switchgear_core.record.lock import CAPTURE_LOCK
 from switchgear_core.record.recorder import Matters, Recorder, active_line, active_recorder
 from switchgear_core.record.shared_memory import Home
 from switchgear_core.record.signature import InputSource, check_devices, has_attributes, is_object
+from switchgear_core.record.shell import attributes_of, refuse_changes
 from switchgear_core.record.sizes import Marks, Sizes, active_sizes, symbolic
 from switchgear_core.record.stand_ins import reads_memory
 from switchgear_core.record.structure import Structure, containers_in, flatten
@@ -122,7 +124,8 @@ def capture(
     is_own = code is None or getattr(type(module), code.__name__, None) is code
     assigned = () if is_own else (code,)
     root = function if module is None else module
-    roots = (root, *assigned, *submodules, *filter(has_attributes, leaves))
+    kinds = {shell.kind for shell in spec.shells()}
+    roots = (root, *assigned, *submodules, *filter(has_attributes, leaves), *kinds)
     objects = {index: leaf for index, leaf in enumerate(leaves) if is_object(leaf)}
 
     def attempt(compiling: bool, homes: Mapping[int, Home]) -> Captured:
@@ -135,6 +138,7 @@ def capture(
             recorder.enter_module = modules.enter
             recorder.packages_of_features = handlers.packages
             recorder.leaves = leaves
+            recorder.origin = functools.partial(inputs.origin, recorder)
             doors = Doors(recorder, handlers)
         with symbolic(sizes), _environment(modules, handlers, compiling), doors.open():
             with modes_kept():
@@ -287,7 +291,9 @@ def _run(
             wrappers[index] = inputs.number(recorder, index, leaf)
     with recorder.isolation:
         args, kwargs = spec.unflatten(wrappers)
+    attributes = attributes_of((args, kwargs))
     result = function(*args, **kwargs)
+    refuse_changes(attributes, result)
     containers = {id(part) for part in containers_in((args, *kwargs.values()))}
     if containers and not containers_are_leaves:
         after, spec_after = flatten((args, kwargs))

@@ -22,6 +22,7 @@ from switchgear_core.record.signature import (
     HeldNumber,
     InputSource,
     OwnSource,
+    Part,
     can_vary,
     check_tensor,
 )
@@ -83,15 +84,17 @@ class Sources:
         """Return the wrapper of a tensor outside the arguments: module state, or closed over."""
         if not internals.is_wrapper(tensor):
             check_tensor(tensor, "a tensor that the function closes over")
-        source: OwnSource
+        source = self.origin(recorder, tensor)
+        name = f"closure_{len(self.sources)}" if isinstance(source, Closure) else str(source)
+        return self._enter(recorder, tensor, source, f"t_{name}", tensor.requires_grad)
+
+    def origin(self, recorder: Recorder, tensor: torch.Tensor) -> OwnSource:
+        """Return the source of a tensor that is no argument."""
         state = self.modules.state.get(id(tensor))
         if state is not None:
-            source, name = state, f"t_{state.path}"
-        elif isinstance(origin := self.handlers.source(recorder, tensor), Held):
-            source, name = origin, f"t_{origin.path}"
-        else:
-            source, name = Closure(tensor), f"t_closure_{len(self.sources)}"
-        return self._enter(recorder, tensor, source, name, tensor.requires_grad)
+            return state
+        source = self.handlers.source(recorder, tensor)
+        return source if isinstance(source, Held | Part) else Closure(tensor)
 
     def _enter(
         self,

@@ -29,6 +29,7 @@ from switchgear_core.record.signature import (
     HeldNumber,
     InputSource,
     ModuleState,
+    Part,
     base_of,
     tensor_of,
 )
@@ -253,7 +254,7 @@ def _fetched(source: InputSource, number: int, scope: dict[str, object]) -> str:
     if isinstance(source, Closure):
         scope[f"closure{number}"] = source.tensor
         return f"closure{number}"
-    if isinstance(source, Base):
+    if isinstance(source, Base | Part):
         scope[f"find{number}"] = source.fetch
         return f"find{number}({_fetched(source.of, number, scope)})"
     if isinstance(source, Held):

@@ -30,6 +30,7 @@ from torch import nn
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
 from switchgear_core.patches import is_redirection
+from switchgear_core.record.shell import has_shell
 from switchgear_core.record.signature import (
     Argument,
     Attribute,
@@ -292,6 +293,8 @@ class Reached:
 
     def _attributes(self, tensor: Any, label: str, place: Place) -> None:
         """Record the user-set attributes of the tensor at `place`; attributes named in code count as read."""
+        if has_shell(tensor):
+            self._instance_of(type(tensor))
         attrs = own_dict(tensor)
         if attrs is None or attrs in self.holdings:
             return

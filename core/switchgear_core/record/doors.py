@@ -68,6 +68,7 @@ class Doors:
         recorder.states = handlers.states(recorder)
         self._functions = _Functions(recorder, handlers)
         self._operators = _Operators(recorder, handlers)
+        recorder.reopened = lambda: self._functions
 
     @contextlib.contextmanager
     def open(self, source: Source | None = None) -> Iterator[None]:
@@ -104,6 +105,8 @@ class _Functions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         with self.recorder.isolation:
             call = Call(func, args, kwargs or {}, grad_enabled=torch.is_grad_enabled())
+            # a class without `__torch_function__` is not among `kinds`, and may have `__torch_dispatch__`
+            kinds = {*kinds, *map(type, tensors_in((args, call.kwargs)))}
             if runs_no_user_code(func, kinds, (*args, *call.kwargs.values())):
                 return self._recorded(call)
         return self._recorded(call)

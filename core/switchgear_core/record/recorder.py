@@ -125,6 +125,10 @@ class Recorder:
         )
         #: The flattened arguments of the call.
         self.leaves: Sequence[object] = ()
+        #: Returns the source of a tensor from outside.
+        self.origin: Callable[[torch.Tensor], object] = lambda tensor: None
+        #: Opens the door of torch-level calls again, for code that runs inside a call.
+        self.reopened: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._adopt = adopt
 
     def here(self) -> str:

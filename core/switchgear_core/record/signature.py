@@ -200,6 +200,21 @@ class Base:
         return f"the base of {self.of}"
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An inner tensor of a subclass's tensor from another source, by attribute."""
+
+    of: OwnSource
+    name: str
+
+    def fetch(self, tensor: torch.Tensor) -> Any:
+        """Return the inner tensor, or None if there is none."""
+        return getattr(tensor, self.name, None)
+
+    def __str__(self) -> str:
+        return f"{self.of}.{self.name}"
+
+
 def tensor_of(source: InputSource, leaves: Sequence[object]) -> torch.Tensor:
     """Return the tensor for an input of a trace, given the flattened arguments of the call.
 
@@ -207,7 +222,7 @@ def tensor_of(source: InputSource, leaves: Sequence[object]) -> torch.Tensor:
     """
     if isinstance(source, Argument):
         tensor = leaves[source.index]
-    elif isinstance(source, Base):
+    elif isinstance(source, Base | Part):
         tensor = source.fetch(tensor_of(source.of, leaves))
     elif isinstance(source, Held) and isinstance(source.owner, Argument):
         tensor = source.fetch(leaves[source.owner.index])
@@ -233,7 +248,7 @@ def follow(value: Any, steps: Iterable[Any]) -> object:
 #: The structure of the arguments, and the numbers of dimensions of tensors among them.
 Kind = tuple[Structure, tuple[int | None, ...]]
 #: Sources of tensors that are not views of another input.
-OwnSource = Argument | ModuleState | Closure | Held
+OwnSource = Argument | ModuleState | Closure | Held | Part
 InputSource = OwnSource | Base
 
 

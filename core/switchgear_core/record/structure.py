@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from switchgear_core.record.guards import value_key
+from switchgear_core.record.shell import Shell, has_shell, shell_of
 from switchgear_core.source_text import attribute
 from switchgear_core.torch_private import pytree
 
@@ -21,10 +22,13 @@ _CALL = ("args", "kwargs")
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A pytree in which the leaves at the positions in `records` are dataclass instances, flattened in turn."""
+    """A pytree in which the leaves at the positions in `records` are flattened in turn.
+
+    They are dataclass instances, or tensors with inner tensors.
+    """
 
     spec: pytree.TreeSpec
-    records: tuple[tuple[int, type, tuple[str, ...], Structure], ...] = ()
+    records: tuple[tuple[int, type | Shell, tuple[str, ...], Structure], ...] = ()
 
     @property
     def is_leaf(self) -> bool:
@@ -53,6 +57,13 @@ class Structure:
         lines: list[str] = []
         _take_parts(self, _CALL, (f"a{number}" for number in count()), scope, lines)
         return lines
+
+    def shells(self) -> Iterator[Shell]:
+        """Yield the shells of tensors with inner tensors."""
+        for _, kind, _, inner in self.records:
+            if isinstance(kind, Shell):
+                yield kind
+            yield from inner.shells()
 
     @property
     def num_leaves(self) -> int:
@@ -95,10 +106,15 @@ def _take_parts(
         if not spec.is_leaf():
             pending += [*zip(spec.children(), _open(spec, name, scope, lines), strict=True)][::-1]
         elif record := records.get(next(places)):
-            scope[f"type_{name}"], fields, inner = record
-            lines.append(f"if type({name}) is not type_{name}: return miss")
-            if record[0].__dictoffset__:
-                lines.append(f"if len({name}.__dict__) > {len(fields)}: return miss")
+            kind, fields, inner = record
+            if isinstance(kind, Shell):
+                scope[f"fits_{name}"] = kind.fits
+                lines.append(f"if not fits_{name}({name}): return miss")
+            else:
+                scope[f"type_{name}"] = kind
+                lines.append(f"if type({name}) is not type_{name}: return miss")
+                if kind.__dictoffset__:
+                    lines.append(f"if len({name}.__dict__) > {len(fields)}: return miss")
             field_names = [f"{name}_{index}" for index in range(len(fields))]
             lines.extend(
                 [
@@ -169,19 +185,23 @@ def flatten(
         return _is_size(part) or (part is not root and _has_identity(part))
 
     leaves, spec = pytree.tree_flatten(value, is_leaf=_is_size if root is None else is_leaf)
-    is_record = _is_record_or_object if objects else _is_record
-    if root is not None or not any(map(is_record, leaves)):
+    is_record = has_shell if root is not None else _is_record_or_object if objects else _is_record
+    if not any(is_record(leaf) or has_shell(leaf) for leaf in leaves):
         return leaves, Structure(spec)
     flat: list[object] = []
     records = []
     for index, leaf in enumerate(leaves):
-        if not is_record(leaf):
+        if not is_record(leaf) and not has_shell(leaf):
             flat.append(leaf)
             continue
-        names = _fields(leaf) if _is_record(leaf) else tuple(vars(leaf))
+        kind: type | Shell = shell_of(leaf) if has_shell(leaf) else type(leaf)
+        if isinstance(kind, Shell):
+            names = kind.names
+        else:
+            names = _fields(leaf) if _is_record(leaf) else tuple(vars(leaf))
         values = [getattr(leaf, name) for name in names]
         inner_leaves, inner = flatten(values, objects=objects)
-        records.append((index, type(leaf), names, inner))
+        records.append((index, kind, names, inner))
         flat.extend(inner_leaves)
     return flat, Structure(spec, tuple(records))
 
@@ -241,7 +261,9 @@ def _is_record_or_object(leaf: object) -> bool:
     )
 
 
-def _record(kind: type, names: tuple[str, ...], values: list[object]) -> Any:
+def _record(kind: type | Shell, names: tuple[str, ...], values: list[Any]) -> Any:
+    if isinstance(kind, Shell):
+        return kind.around(values)
     record: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(record, name, value)

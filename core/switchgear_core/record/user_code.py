@@ -34,7 +34,7 @@ _IN_C = (
     *(types.BuiltinFunctionType, types.MethodDescriptorType),
     *(types.MethodWrapperType, types.WrapperDescriptorType),
 )
-_PLAIN = frozenset({torch.Tensor})
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 #: Modules of functions in Python without calls of user code either.
 _OF_DATA = frozenset({"torch.nn.functional", "torch.functional", torch.Tensor.split.__module__})
 _DATA = frozenset(

@@ -1,0 +1,13 @@
+"""Tensor subclasses: their functions run during the capture, and the operators on inner tensors are recorded. A part."""
+
+from __future__ import annotations
+
+from switchgear_core.record.handler import Feature
+from switchgear_core.registry.hookspecs import hookimpl
+from switchgear_subclasses.handler import Subclasses
+
+
+@hookimpl
+def switchgear_features() -> list[Feature]:
+    """Take calls with tensors of subclasses first."""
+    return [Feature("subclasses", (Subclasses(),))]
