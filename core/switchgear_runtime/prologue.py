@@ -65,9 +65,15 @@ class Prologue:
     def _function(
         self, tests: Iterable[str], lines: Iterable[str], scope: Mapping[str, object], miss: object
     ) -> Callable[..., Any]:
-        # a KeyError means a removed parameter, or a class that is no longer registered
+        # a removed parameter, a class that is no longer registered, a tensor that has lost its inner tensors
         tests = [f"    {line}" for line in (*self._opening, *tests)]
-        body = ["try:", *tests, "except KeyError:", "    return miss", *lines]
+        body = [
+            "try:",
+            *tests,
+            "except (KeyError, AttributeError, IndexError):",
+            "    return miss",
+            *lines,
+        ]
         return generated("call(args, kwargs)", body, {**self._scope, **scope, "miss": miss})
 
     def conditions(self) -> list[str]:
@@ -177,8 +183,12 @@ def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[G
     """Return guards on the metadata of all input tensors, fetched here, and on modules, modes and sizes."""
     # first, because most misses fail here
     scope: dict[str, object] = {"check": internals.tensor_guards(tensors, *_layouts(captured))}
+    whole: dict[InputSource, str] = {}
     sources = "".join(
-        [f"{_fetched(source, number, scope)}, " for number, source in enumerate(captured.sources)]
+        [
+            f"{_fetched(source, number, scope, whole)}, "
+            for number, source in enumerate(captured.sources)
+        ]
     )
     yield Guard(
         f"check(*(inputs := ({sources})))",
@@ -247,16 +257,28 @@ def _layouts(
     return [shape for shape, _ in layouts], [stride for _, stride in layouts]
 
 
-def _fetched(source: InputSource, number: int, scope: dict[str, object]) -> str:
-    """Return the expression for the tensor of an input; add its names to `scope`."""
+def _fetched(
+    source: InputSource, number: int, scope: dict[str, object], whole: dict[InputSource, str]
+) -> str:
+    """Return the expression for the tensor of an input; add its names to `scope`.
+
+    `whole` has the names of the inner tensors of tensors, which are taken apart once.
+    """
+    if isinstance(source, Part):
+        parts = whole.get(source.of)
+        if parts is None:
+            parts = whole[source.of] = f"parts{number}"
+            scope[f"opened{number}"] = source.shell.opening()
+            parts = f"({parts} := opened{number}({_fetched(source.of, number, scope, whole)}))"
+        return f"{parts}[{source.number}]"
     if isinstance(source, Argument):
         return f"a{source.index}"
     if isinstance(source, Closure):
         scope[f"closure{number}"] = source.tensor
         return f"closure{number}"
-    if isinstance(source, Base | Part):
+    if isinstance(source, Base):
         scope[f"find{number}"] = source.fetch
-        return f"find{number}({_fetched(source.of, number, scope)})"
+        return f"find{number}({_fetched(source.of, number, scope, whole)})"
     if isinstance(source, Held):
         scope[f"fetch{number}"] = source.fetch
         return f"fetch{number}({f'a{source.owner.index}' if isinstance(source.owner, Argument) else ''})"

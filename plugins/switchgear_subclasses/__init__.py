@@ -1,4 +1,4 @@
-"""Tensor subclasses: their functions run during the capture, and the operators on inner tensors are recorded. A part."""
+"""Tensor subclasses: their code runs during the capture, the operators on inner tensors are recorded. A part."""
 
 from __future__ import annotations
 

@@ -1,8 +1,13 @@
-"""The handler of calls with tensors of subclasses."""
+"""The handler of calls with tensors of subclasses.
+
+The function gets a *stand-in* for each tensor of a subclass: a tensor of the subclass around inner tensors that are
+inputs or values of the trace. Code of the subclass runs during the capture, and the operators on inner tensors are
+recorded. The inner tensors of a stand-in have no gradient, as in eager; `State.values` has those with gradients.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,20 +17,47 @@ from switchgear_core.errors import Unsupported
 from switchgear_core.nesting import map_tensors, tensors_in
 from switchgear_core.record.call import Call
 from switchgear_core.record.guards import Guard
-from switchgear_core.record.handler import PASS, Handler
+from switchgear_core.record.handler import PASS, Handler, getter
 from switchgear_core.record.recorder import Recorder
-from switchgear_core.record.shell import Attributes, Shell, attributes_of, has_shell, refuse_changes, shell_of, shelled_in
+from switchgear_core.record.shell import (
+    Attributes,
+    Shell,
+    attributes_of,
+    has_shell,
+    opened,
+    refuse_changes,
+    shell_of,
+    shelled_in,
+)
 from switchgear_core.record.signature import Argument, Closure, Held, Part
 from switchgear_subclasses import torch_private as internals
+from switchgear_subclasses.formulas import gradients_agree, plain_parts
+
+#: Attributes of a tensor that its stand-in does not share.
+_OWN = frozenset(map(getter, ("data", "grad", "grad_fn", "is_leaf", "_base", "_version")))
 
 
 @dataclass(slots=True)
 class State:
-    """Tensors from outside in one capture: their stand-ins by id, and the owners of inner tensors by id."""
+    """The tensors of subclasses in one capture, by id.
+
+    Attributes:
+        stand_ins: tensors from outside with their stand-ins.
+        owners: the owners of inner tensors from outside, with the number there.
+        values: stand-ins, and placeholders of plain results, with their values.
+        inner: values of subclasses, which their own code gets.
+        attributes: of stand-ins for tensors from outside.
+    """
 
     stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    owners: dict[int, tuple[torch.Tensor, str]] = field(default_factory=dict)
+    owners: dict[int, tuple[torch.Tensor, Shell, int]] = field(default_factory=dict)
+    values: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    inner: dict[int, torch.Tensor] = field(default_factory=dict)
     attributes: Attributes = field(default_factory=list)
+
+    def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the value of a stand-in or placeholder, with its gradient."""
+        return self.values[id(tensor)][1] if id(tensor) in self.values else tensor
 
 
 class Subclasses(Handler):
@@ -33,23 +65,30 @@ class Subclasses(Handler):
 
     def begin(self, recorder: Recorder) -> State:
         """Begin without tensors."""
-        return State()
+        state = State()
+
+        def closed(shell: Shell, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            return _stand_in(state, shell.around([*map(state.value_of, parts)]), shell.requires_grad)
+
+        recorder.closed = closed
+        return state
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> Part | None:
         """Return the place of an inner tensor in its owner."""
         owner = recorder.state(self).owners.get(id(tensor))
-        return None if owner is None else Part(recorder.origin(owner[0]), owner[1])
+        return None if owner is None else Part(recorder.origin(owner[0]), owner[1], owner[2])
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Run the function of the subclass, or its operators."""
         if not any(map(has_shell, tensors_in((call.args, call.kwargs)))):
             return PASS
+        if call.fn in _OWN:
+            raise Unsupported(
+                f"{getattr(call.fn, '__self__', call.fn)} of a tensor of a subclass is read, in {recorder.here()}",
+                splits=False,
+            )
         state = recorder.state(self)
-
-        def stand_in(tensor: torch.Tensor) -> torch.Tensor:
-            return _stand_in(recorder, state, tensor) if has_shell(tensor) else tensor
-
-        args, kwargs = map_tensors(stand_in, (call.args, call.kwargs))
+        args, kwargs = map_tensors(lambda tensor: _from_outside(recorder, state, tensor), (call.args, call.kwargs))
         kinds = _kinds((args, kwargs))
         if internals.subclass_functions_enabled():
             for kind in kinds:
@@ -59,14 +98,16 @@ class Subclasses(Handler):
                     result = kind.__torch_function__(call.fn, kinds, args, kwargs)
                 if result is not NotImplemented:
                     return result
-        with internals.above_subclasses(_Operators(recorder)):
-            return call.fn(*args, **kwargs)  # type: ignore[misc]
+        with internals.above_subclasses(_Operators(recorder, state)):
+            result = call.fn(*args, **kwargs)  # type: ignore[misc]
+        return map_tensors(lambda tensor: tensor if has_shell(tensor) else state.value_of(tensor), result)
 
     def finish(self, recorder: Recorder, result: Any) -> Any:
-        """Refuse changes that no call repeats."""
+        """Return the result with gradients; refuse changes that no call repeats."""
         state = recorder.state(self)
-        refuse_changes(state.attributes, [_stand_in(recorder, state, tensor) for tensor in shelled_in(result)])
-        return result
+        pairs = [(tensor, _from_outside(recorder, state, tensor)) for tensor in shelled_in(result)]
+        refuse_changes(state.attributes, [stand_in for _, stand_in in pairs])
+        return map_tensors(state.value_of, result) if pairs else result
 
 
 def _kinds(value: object) -> tuple[Any, ...]:
@@ -75,38 +116,58 @@ def _kinds(value: object) -> tuple[Any, ...]:
     return tuple(sorted(kinds, key=lambda kind: -len(kind.__mro__)))
 
 
-def _stand_in(recorder: Recorder, state: State, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the subclass around inputs of the trace; a tensor that the function made, unchanged."""
+def _stand_in(state: State, value: torch.Tensor, needs_grad: bool = False) -> torch.Tensor:
+    """Return the stand-in for a value of a subclass."""
+    state.inner[id(value)] = value  # before its own code reads it
+    if not _needs_grad(value):
+        return value
+    parts = opened(value)
+    with torch.no_grad():
+        bare = [_stand_in(state, part) if has_shell(part) else part.detach() for part in parts]
+        stand_in: torch.Tensor = shell_of(value).around(bare).requires_grad_(needs_grad)
+    state.values[id(stand_in)] = stand_in, value
+    return stand_in
+
+
+def _needs_grad(tensor: torch.Tensor) -> bool:
+    return any(part.requires_grad for part in plain_parts(tensor))
+
+
+def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> torch.Tensor:
+    """Return the stand-in for a tensor from outside; any other tensor unchanged.
+
+    Raises:
+        Unsupported: the function has made the tensor around tensors that require grad.
+    """
+    if not has_shell(tensor) or id(tensor) in state.inner:
+        return tensor
+    if any(map(internals.is_wrapper, plain_parts(tensor))):
+        if torch.is_grad_enabled() and _needs_grad(tensor):
+            reason = f"a {type(tensor).__qualname__} is made around tensors that require grad"
+            raise Unsupported(f"{reason}, in {recorder.here()}; make it outside of the function", splits=False)
+        return tensor
     if id(tensor) in state.stand_ins:
         return state.stand_ins[id(tensor)][1]
-    shell = shell_of(tensor)
-    parts = {name: getattr(tensor, name) for name in shell.names}
-    origin = None if any(map(internals.is_wrapper, _plain(tensor))) else recorder.origin(tensor)
-    result = tensor
-    if not isinstance(origin, Closure | None):
-        state.owners |= {id(part): (tensor, name) for name, part in parts.items()}
-        inner = [
-            _stand_in(recorder, state, part) if has_shell(part) else recorder.adopted(part) for part in parts.values()
-        ]
+    origin = recorder.origin(tensor)
+    stand_in = tensor
+    if not isinstance(origin, Closure):
+        with recorder.paused(), internals.outside(recorder.tape.dispatch_state):
+            shell, parts = shell_of(tensor), opened(tensor)
+        state.owners |= {id(part): (tensor, shell, number) for number, part in enumerate(parts)}
+        inner = [_from_outside(recorder, state, p) if has_shell(p) else recorder.adopted(p) for p in parts]
         with recorder.isolation:
-            result = shell.around(inner)
+            stand_in = _stand_in(state, shell.around(inner), tensor.requires_grad)
         recorder.guards.append(_guard(shell, origin, len(recorder.guards)))
-        state.attributes += attributes_of(result)
-    state.stand_ins[id(tensor)] = tensor, result
-    return result
-
-
-def _plain(tensor: Any) -> list[torch.Tensor]:
-    """Return the inner tensors of a tensor that are of no subclass."""
-    parts = [getattr(tensor, name) for name in shell_of(tensor).names]
-    return [inner for part in parts for inner in (_plain(part) if has_shell(part) else [part])]
+        state.attributes += attributes_of(stand_in)
+    state.stand_ins[id(tensor)] = tensor, stand_in
+    return stand_in
 
 
 def _guard(shell: Shell, origin: Any, number: int) -> Guard:
     """Return the guard on a tensor from outside."""
     index, fetch = _fetch(origin)
     argument = "" if index is None else f"a{index}"
-    name, scope = f"shell{number}", {f"shell{number}": shell.fits, f"fetch_shell{number}": fetch}
+    name, scope = f"shell{number}", {f"shell{number}": shell.checking(), f"fetch_shell{number}": fetch}
     return Guard(f"{name}(fetch_{name}({argument}))", f"{origin}, a {shell.kind.__qualname__},", scope)
 
 
@@ -114,7 +175,7 @@ def _fetch(origin: Any) -> tuple[int | None, Callable[..., Any]]:
     """Return a function that finds a tensor in a call, and the index of its argument, if it has one."""
     if isinstance(origin, Part):
         index, fetch = _fetch(origin.of)
-        return index, lambda *argument: origin.fetch(fetch(*argument))
+        return index, lambda *argument: getattr(fetch(*argument), origin.shell.names[origin.number], None)
     owner = origin.owner if isinstance(origin, Held) else None
     return owner.index if isinstance(owner, Argument) else None, origin.fetch
 
@@ -122,23 +183,52 @@ def _fetch(origin: Any) -> tuple[int | None, Callable[..., Any]]:
 class _Operators(internals.DispatchMode):
     """Mode that gets the operators on tensors of subclasses, and runs the handlers of the subclasses."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, state: State) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recorder, self._state = recorder, state
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        recorder, kwargs = self._recorder, kwargs or {}
+        recorder, state = self._recorder, self._state
+        stand_ins = {id(state.value_of(tensor)): tensor for tensor in tensors_in((args, kwargs))}
+        args, kwargs = map_tensors(state.value_of, (args, kwargs or {}))
         kinds = _kinds((args, kwargs))
-        needs_grad = any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
-        if kinds and needs_grad and torch.is_grad_enabled():
-            raise Unsupported(
-                f"a gradient through {func} of a {kinds[0].__qualname__}, in {recorder.here()}", splits=False
-            )
+        self._check_gradient(func, kinds, args, kwargs)
         with internals.back_inside(recorder.tape.dispatch_state), recorder.reopened():
-            if not kinds:
-                return func(*args, **kwargs)
-            for kind in kinds:
-                result = kind.__torch_dispatch__(func, kinds, args, kwargs)
-                if result is not NotImplemented:
-                    return result
+            result = called(func, args, kwargs)
+            return map_tensors(lambda tensor: stand_ins.get(id(tensor)) or self._placeholder(tensor), result)
+
+    def _check_gradient(self, func: Any, kinds: Sequence[Any], args: Any, kwargs: Any) -> None:
+        """Refuse an operator whose gradient is not that of the operators on inner tensors."""
+        if not kinds or not torch.is_grad_enabled() or not any(map(_needs_grad, tensors_in((args, kwargs)))):
+            return
+        recorder, reason = self._recorder, "writes in place" if func._schema.is_mutable else ""
+        if not reason:
+            with recorder.paused(), internals.from_top(recorder.tape.dispatch_state):
+                agree = gradients_agree(called, func, args, kwargs)
+            reason = "" if agree else "has another gradient than the operators on its inner tensors"
+        if reason:
+            raise Unsupported(
+                f"{func} of a {kinds[0].__qualname__} that requires grad {reason}, in {recorder.here()}", splits=False
+            )
+
+    def _placeholder(self, result: torch.Tensor) -> torch.Tensor:
+        """Return a tensor without history for a result: autograd gives it the history of the whole operator."""
+        if has_shell(result):
+            return _stand_in(self._state, result)
+        if not internals.is_wrapper(result):
+            return result
+        placeholder = internals.wrap(internals.unwrap(result))
+        self._state.values[id(placeholder)] = placeholder, result
+        return placeholder
+
+
+def called(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the result of an operator by the handlers of the subclasses."""
+    kinds = _kinds((args, kwargs))
+    for kind in kinds:
+        result = kind.__torch_dispatch__(func, kinds, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    if kinds:
         raise TypeError(f"no implementation of {func} for {', '.join(kind.__qualname__ for kind in kinds)}")
+    return func(*args, **kwargs)

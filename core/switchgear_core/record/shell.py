@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,30 +17,55 @@ from switchgear_core.torch_private import pytree
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A tensor of a subclass without its inner tensors.
-
-    `names` are the attributes of the inner tensors. `metadata` is of the whole: dtype, device, layout, requires_grad.
-    """
+    """A tensor of a subclass without its inner tensors, whose attributes are `names`."""
 
     kind: type[Any]
     names: tuple[str, ...]
     context: object = field(hash=False)
     size: torch.Size
     stride: tuple[int, ...]
-    metadata: tuple[object, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
 
     def around(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return a tensor of the subclass with other inner tensors."""
+        """Return a tensor of the subclass with other inner tensors, without history."""
         inner = dict(zip(self.names, parts, strict=True))
-        tensor: torch.Tensor = self.kind.__tensor_unflatten__(
-            inner, self.context, self.size, self.stride
-        )
-        with internals.DisableTorchFunction():
-            return tensor.requires_grad_() if self.metadata[-1] else tensor
+        return self.kind.__tensor_unflatten__(inner, self.context, self.size, self.stride)  # type: ignore[no-any-return]
 
-    def fits(self, tensor: Any) -> bool:
-        """Check whether a tensor differs at most in its inner tensors."""
-        return type(tensor) is self.kind and shell_of(tensor) == self
+    def closed(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return a tensor of the subclass; its gradient flows to the inner tensors."""
+        if _is_followed(parts):
+            return _Closed.apply(self, *parts)  # type: ignore[no-any-return,no-untyped-call]
+        return self.around(parts)
+
+    def checking(self) -> Callable[[Any], bool]:
+        """Return a function that checks whether a tensor differs at most in its inner tensors."""
+        check: Callable[[object], bool] | None = None
+
+        def fits(tensor: Any) -> bool:
+            nonlocal check
+            if (
+                check is None
+            ):  # outside of the capture, whose state of dispatch the check would remember
+                if not has_shell(tensor) or shell_of(tensor) != self:
+                    return False
+                check = internals.tensor_guards([tensor])
+            if not check(tensor):
+                return False
+            names, context = tensor.__tensor_flatten__()
+            return (*names,) == self.names and bool(context == self.context)
+
+        return fits
+
+    def opening(self) -> Callable[[Any], Any]:
+        """Return a function from such a tensor to its inner tensors."""
+        # a tuple also for a single name
+        return opened if self.requires_grad else attrgetter(*self.names, self.names[0])
+
+
+#: A function that makes a tensor from its shell and its inner tensors.
+Closing = Callable[[Shell, Sequence[torch.Tensor]], torch.Tensor]
 
 
 def has_shell(value: Any) -> bool:
@@ -49,12 +76,81 @@ def has_shell(value: Any) -> bool:
 
 
 def shell_of(tensor: Any) -> Shell:
-    """Return the shell of a tensor of a subclass."""
+    """Return the shell of a tensor of a subclass.
+
+    Raises:
+        Unsupported: not everything inside is a tensor, or the sizes are not plain numbers.
+    """
     names, context = tensor.__tensor_flatten__()
+    kind = type(tensor)
+    is_plain = all(isinstance(getattr(tensor, name), torch.Tensor) for name in names)
     with internals.DisableTorchFunction():
-        metadata = tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad
-        size, stride = tensor.size(), tensor.stride()
-    return Shell(type(tensor), tuple(names), context, size, stride, metadata)
+        if not names or not is_plain or tensor.layout is not torch.strided:
+            raise Unsupported(
+                f"a {kind.__qualname__} has inner values that are no tensors, or another layout than strided",
+                splits=False,
+            )
+        layout = tensor.size(), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+        if isinstance(context, (list, dict, set)):
+            context = copy.deepcopy(context)  # the tensor may change its own
+        return Shell(kind, tuple(names), context, *layout)
+
+
+def opened(tensor: Any) -> tuple[Any, ...]:
+    """Return the inner tensors of a tensor; their gradients flow to it. There are none if it is of no subclass."""
+    if not has_shell(tensor):
+        return ()
+    parts = tuple([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
+    if (
+        tensor.requires_grad
+        and torch.is_grad_enabled()
+        and not any(map(internals.is_wrapper, parts))
+    ):
+        return _Opened.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
+    return parts
+
+
+def _is_followed(parts: Sequence[torch.Tensor]) -> bool:
+    """Check whether autograd follows inner tensors, which are no stand-ins of a capture."""
+    needs_grad = torch.is_grad_enabled() and any(part.requires_grad for part in parts)
+    return needs_grad and not any(map(internals.is_wrapper, parts))
+
+
+class _Opened(torch.autograd.Function):
+    """From a tensor to its inner tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any) -> tuple[torch.Tensor, ...]:
+        ctx.shell = shell_of(tensor)
+        parts = [getattr(tensor, name).detach() for name in ctx.shell.names]
+        ctx.mark_non_differentiable(*[part for part in parts if not _has_gradient(part)])
+        return tuple(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return ctx.shell.closed(grads)  # type: ignore[no-any-return]
+
+
+class _Closed(torch.autograd.Function):
+    """From inner tensors to their tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, shell: Shell, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.shell = shell
+        return shell.around([part.detach() for part in parts])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        if type(grad) is not ctx.shell.kind:
+            raise RuntimeError(
+                f"the gradient of a {ctx.shell.kind.__qualname__} from a compiled function is a "
+                f"{type(grad).__qualname__}; call the original function"
+            )
+        return (None, *opened(grad))
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def shelled_in(value: object) -> Iterator[torch.Tensor]:
@@ -75,7 +171,9 @@ def refuse_changes(before: Attributes, result: object) -> None:
     """Refuse a function that changes or returns a tensor with a shell, which stands for another one of the user."""
     for tensor, attributes in before:
         after = vars(tensor)
-        if after.keys() != attributes.keys() or any(after[k] is not v for k, v in attributes.items()):
+        if after.keys() != attributes.keys() or any(
+            after[k] is not v for k, v in attributes.items()
+        ):
             raise Unsupported(
                 f"the function assigns an attribute of a {type(tensor).__qualname__}; make a new tensor",
                 splits=False,
@@ -83,5 +181,6 @@ def refuse_changes(before: Attributes, result: object) -> None:
     ids = {id(tensor) for tensor, _ in before}
     if any(id(tensor) in ids for tensor in shelled_in(result)):
         raise Unsupported(
-            "the function returns a tensor of a subclass that it gets from outside; return a new one", splits=False
+            "the function returns a tensor of a subclass that it gets from outside; return a new one",
+            splits=False,
         )

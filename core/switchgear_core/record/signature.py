@@ -14,6 +14,7 @@ import torch
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
 from switchgear_core.record.guards import HEAP, Known
+from switchgear_core.record.shell import Shell, opened
 from switchgear_core.record.structure import Structure, flatten
 
 _PYTHON = (
@@ -202,17 +203,19 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """An inner tensor of a subclass's tensor from another source, by attribute."""
+    """An inner tensor, by number, of a subclass's tensor from another source."""
 
     of: OwnSource
-    name: str
+    shell: Shell
+    number: int
 
     def fetch(self, tensor: torch.Tensor) -> Any:
         """Return the inner tensor, or None if there is none."""
-        return getattr(tensor, self.name, None)
+        parts = opened(tensor)
+        return parts[self.number] if self.number < len(parts) else None
 
     def __str__(self) -> str:
-        return f"{self.of}.{self.name}"
+        return f"{self.of}.{self.shell.names[self.number]}"
 
 
 def tensor_of(source: InputSource, leaves: Sequence[object]) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from switchgear_core.record.guards import value_key
-from switchgear_core.record.shell import Shell, has_shell, shell_of
+from switchgear_core.record.shell import Closing, Shell, has_shell, opened, shell_of
 from switchgear_core.source_text import attribute
 from switchgear_core.torch_private import pytree
 
@@ -35,13 +35,16 @@ class Structure:
         """Whether there is no nesting."""
         return self.spec.is_leaf() and not self.records
 
-    def unflatten(self, leaves: list[object]) -> Any:
-        """Return the nested value with the given leaves."""
+    def unflatten(self, leaves: list[object], closed: Closing = Shell.closed) -> Any:
+        """Return the nested value with the given leaves; `closed` makes tensors with inner tensors."""
         if self.records:
             leaves = list(leaves)
         for index, kind, names, inner in self.records:
             span = slice(index, index + inner.num_leaves)
-            leaves[span] = [_record(kind, names, inner.unflatten(leaves[span]))]
+            values = inner.unflatten(leaves[span], closed)
+            leaves[span] = [
+                closed(kind, values) if isinstance(kind, Shell) else _record(kind, names, values)
+            ]
         return pytree.tree_unflatten(leaves, self.spec)
 
     def expression(self, leaves: Iterable[str]) -> str | None:
@@ -108,20 +111,22 @@ def _take_parts(
         elif record := records.get(next(places)):
             kind, fields, inner = record
             if isinstance(kind, Shell):
-                scope[f"fits_{name}"] = kind.fits
+                scope |= {f"fits_{name}": kind.checking(), f"opened_{name}": kind.opening()}
                 lines.append(f"if not fits_{name}({name}): return miss")
+                field_names = [f"{name}_{index}" for index in range(len(fields))]
+                lines.append(f"{', '.join(field_names)}, *_ = opened_{name}({name})")
             else:
                 scope[f"type_{name}"] = kind
                 lines.append(f"if type({name}) is not type_{name}: return miss")
                 if kind.__dictoffset__:
                     lines.append(f"if len({name}.__dict__) > {len(fields)}: return miss")
-            field_names = [f"{name}_{index}" for index in range(len(fields))]
-            lines.extend(
-                [
-                    f"{part} = {attribute(name, field)}"
-                    for part, field in zip(field_names, fields, strict=True)
-                ]
-            )
+                field_names = [f"{name}_{index}" for index in range(len(fields))]
+                lines.extend(
+                    [
+                        f"{part} = {attribute(name, field)}"
+                        for part, field in zip(field_names, fields, strict=True)
+                    ]
+                )
             _take_parts(inner, field_names, leaves, scope, lines)
         else:
             lines.append(f"{next(leaves)} = {name}")
@@ -196,10 +201,10 @@ def flatten(
             continue
         kind: type | Shell = shell_of(leaf) if has_shell(leaf) else type(leaf)
         if isinstance(kind, Shell):
-            names = kind.names
+            names, values = kind.names, [*opened(leaf)]
         else:
             names = _fields(leaf) if _is_record(leaf) else tuple(vars(leaf))
-        values = [getattr(leaf, name) for name in names]
+            values = [getattr(leaf, name) for name in names]
         inner_leaves, inner = flatten(values, objects=objects)
         records.append((index, kind, names, inner))
         flat.extend(inner_leaves)
@@ -261,9 +266,7 @@ def _is_record_or_object(leaf: object) -> bool:
     )
 
 
-def _record(kind: type | Shell, names: tuple[str, ...], values: list[Any]) -> Any:
-    if isinstance(kind, Shell):
-        return kind.around(values)
+def _record(kind: type, names: tuple[str, ...], values: list[object]) -> Any:
     record: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(record, name, value)

@@ -8,12 +8,27 @@ from typing import Any
 
 import torch
 
-from switchgear_core.torch_private.functionalize import functionalize_keys, is_wrapper
-from switchgear_core.torch_private.modes import DispatchMode
+from switchgear_core.torch_private.functionalize import functionalize_keys, is_wrapper, unwrap, wrap
+from switchgear_core.torch_private.modes import DisableTorchFunction, DispatchMode, dispatch_from_top
 from switchgear_core.torch_private.names import private
 
-__all__ = ["DISABLED", "DispatchMode", "above_subclasses", "back_inside", "is_wrapper", "subclass_functions_enabled"]
+_disable_current_modes: Any = private("torch.utils._python_dispatch._disable_current_modes")
 
+__all__ = [
+    "DISABLED",
+    "DispatchMode",
+    "above_subclasses",
+    "back_inside",
+    "from_top",
+    "is_wrapper",
+    "outside",
+    "subclass_functions_enabled",
+    "unwrap",
+    "wrap",
+]
+
+#: Context of eager's dispatch, without the functions of subclasses.
+from_top = dispatch_from_top
 #: `__torch_function__` of classes without functions of their own.
 DISABLED: Any = private("torch._C._disabled_torch_function_impl")
 #: Whether functions of subclasses are called.
@@ -28,6 +43,13 @@ def above_subclasses(mode: DispatchMode) -> Iterator[None]:
         torch._C.DisableTorchFunctionSubclass(),
         mode,
     ):
+        yield
+
+
+@contextlib.contextmanager
+def outside(state: tuple[Any, Any]) -> Iterator[None]:
+    """Return a context as outside of the capture, for real tensors; `state` is the recorder's `dispatch_state`."""
+    with torch._C._ForceDispatchKeyGuard(*state), _disable_current_modes(), DisableTorchFunction():
         yield
 
 

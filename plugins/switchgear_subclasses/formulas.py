@@ -1,0 +1,147 @@
+"""Gradients of operators on tensors of subclasses: whether they are those of the operators on inner tensors.
+
+Eager differentiates the operator on the whole tensor, and the subclass runs the formula's operators. A trace
+differentiates the operators on the inner tensors. Both run here on fake tensors, and the gradients are compared as
+expressions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from switchgear_core.nesting import map_tensors, tensors_in
+from switchgear_core.record.shell import has_shell, shell_of
+from switchgear_subclasses import torch_private as internals
+
+#: Runs an operator by the handlers of the subclasses among its arguments.
+Run = Callable[[Any, Any, Any], Any]
+
+
+def gradients_agree(run: Run, func: Any, args: Any, kwargs: Any) -> bool:
+    """Check whether the gradient of an operator is that of the operators on inner tensors.
+
+    Args:
+        run: runs an operator by the handlers of the subclasses.
+        func: the operator.
+        args: its arguments: stand-ins, and tensors of subclasses around stand-ins.
+        kwargs: its keyword arguments.
+    """
+    numbers: dict[object, int] = {}
+    whole, apart = _Expressions(run, numbers), _Expressions(run, numbers)
+    with torch.enable_grad():
+        outer = map_tensors(lambda tensor: whole.input(tensor, as_whole=True), (args, kwargs))
+        with whole:
+            results = func(*outer[0], **outer[1])
+            expected = whole.gradients(results, [[tensor] for tensor in tensors_in(outer)])
+        inner = map_tensors(lambda tensor: apart.input(tensor, as_whole=False), (args, kwargs))
+        with apart:
+            results = run(func, *inner)
+            parts = [[*plain_parts(tensor)] for tensor in tensors_in(inner)]
+            return expected == apart.gradients([*map(list, map(plain_parts, tensors_in(results)))], parts)
+
+
+def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
+    """Yield the inner tensors of a tensor that are of no subclass; a plain tensor is its own."""
+    if not has_shell(tensor):
+        yield tensor
+        return
+    for name in shell_of(tensor).names:
+        yield from plain_parts(getattr(tensor, name))
+
+
+def _next(values: Iterator[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    return next(values)
+
+
+def rebuilt(tensor: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return a tensor with a function applied to its inner tensors; of a plain tensor, the function's result."""
+    if not has_shell(tensor):
+        return function(tensor)
+    shell = shell_of(tensor)
+    return shell.around([rebuilt(getattr(tensor, name), function) for name in shell.names])
+
+
+def _given(func: Any, args: Any, kwargs: Any) -> dict[str, object]:
+    """Return the arguments of an operator by name, without those that are the defaults."""
+    declared = func._schema.arguments
+    by_name = dict(zip((argument.name for argument in declared), args, strict=False)) | kwargs
+    defaults = {item.name: item.default_value for item in declared if item.has_default_value()}
+    return {name: value for name, value in by_name.items() if name not in defaults or value != defaults[name]}
+
+
+class _Expressions(internals.DispatchMode):
+    """Mode that numbers each value by the operator and the arguments that make it; equal values have one number."""
+
+    def __init__(self, run: Run, numbers: dict[object, int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._run, self._numbers = run, numbers
+        self._values: dict[int, tuple[torch.Tensor, int]] = {}
+        self._inputs = self._draws = 0
+
+    def input(self, tensor: torch.Tensor, *, as_whole: bool) -> torch.Tensor:
+        """Return a fake for a stand-in, which requires grad as a whole or in its parts."""
+        needs_grad = any(part.requires_grad for part in plain_parts(tensor))
+
+        def fake(part: torch.Tensor) -> torch.Tensor:
+            value = internals.unwrap(part).detach()
+            self._inputs += 1
+            self._note(value, ("input", self._inputs))
+            return value.requires_grad_(part.requires_grad and not (as_whole and has_shell(tensor)))
+
+        value: torch.Tensor = rebuilt(tensor, fake)
+        return value.requires_grad_(needs_grad) if as_whole else value
+
+    def gradients(self, results: Any, inputs: list[list[torch.Tensor]]) -> list[list[object]]:
+        """Return the numbers of the gradients' parts, for each input."""
+        outputs, grads, count = [], [], 0
+        for result in tensors_in(results):
+            made = []
+            for part in plain_parts(result):
+                count += 1
+                made.append(torch.empty_like(part, requires_grad=False))
+                self._note(made[-1], ("gradient", count))
+            if result.requires_grad:
+                outputs.append(result)
+                grads.append(rebuilt(result, functools.partial(_next, iter(made))))
+        needed = [tensor for group in inputs for tensor in group if tensor.requires_grad]
+        computed: Iterator[torch.Tensor | None] = iter(())
+        if outputs and needed:
+            computed = iter(torch.autograd.grad(outputs, needed, grads, allow_unused=True))
+        return [
+            [
+                number
+                for tensor in group
+                for number in self._numbers_of(tensor, next(computed, None) if tensor.requires_grad else None)
+            ]
+            for group in inputs
+        ]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(map(has_shell, tensors_in((args, kwargs)))):
+            with self:
+                return self._run(func, args, kwargs)
+        key = [func, _given(func, *map_tensors(self._number, (args, kwargs)))]
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self._draws += 1
+            key.append(self._draws)
+        result = func(*args, **kwargs)
+        for place, tensor in enumerate(tensors_in(result)):
+            self._note(tensor, (repr(key), place))
+        return result
+
+    def _note(self, tensor: torch.Tensor, key: object) -> None:
+        self._values[id(tensor)] = tensor, self._numbers.setdefault(key, len(self._numbers))
+
+    def _number(self, tensor: torch.Tensor) -> object:
+        return f"value {self._values[id(tensor)][1]}" if id(tensor) in self._values else object()
+
+    def _numbers_of(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> list[object]:
+        parts = [*plain_parts(tensor)]
+        if gradient is None or type(gradient) is not type(tensor):
+            return [None if gradient is None else object()] * len(parts)
+        return [self._number(part) for part in plain_parts(gradient)]
