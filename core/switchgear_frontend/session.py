@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import time
 import traceback
@@ -138,7 +137,7 @@ def capture(
             recorder.enter_module = modules.enter
             recorder.packages_of_features = handlers.packages
             recorder.leaves = leaves
-            recorder.origin = functools.partial(inputs.origin, recorder)
+            recorder.origin = inputs.origin
             doors = Doors(recorder, handlers)
         with symbolic(sizes), _environment(modules, handlers, compiling), doors.open():
             with modes_kept():

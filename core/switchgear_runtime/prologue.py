@@ -183,10 +183,10 @@ def _state_guards(captured: Captured, tensors: list[torch.Tensor]) -> Iterator[G
     """Return guards on the metadata of all input tensors, fetched here, and on modules, modes and sizes."""
     # first, because most misses fail here
     scope: dict[str, object] = {"check": internals.tensor_guards(tensors, *_layouts(captured))}
-    whole: dict[InputSource, str] = {}
+    owners: dict[InputSource, str] = {}
     sources = "".join(
         [
-            f"{_fetched(source, number, scope, whole)}, "
+            f"{_fetched(source, number, scope, owners)}, "
             for number, source in enumerate(captured.sources)
         ]
     )
@@ -258,18 +258,19 @@ def _layouts(
 
 
 def _fetched(
-    source: InputSource, number: int, scope: dict[str, object], whole: dict[InputSource, str]
+    source: InputSource, number: int, scope: dict[str, object], owners: dict[InputSource, str]
 ) -> str:
     """Return the expression for the tensor of an input; add its names to `scope`.
 
-    `whole` has the names of the inner tensors of tensors, which are taken apart once.
+    `owners` has the names of the tuples of inner tensors, each made once.
     """
     if isinstance(source, Part):
-        parts = whole.get(source.of)
+        parts = owners.get(source.of)
         if parts is None:
-            parts = whole[source.of] = f"parts{number}"
-            scope[f"opened{number}"] = source.shell.opening()
-            parts = f"({parts} := opened{number}({_fetched(source.of, number, scope, whole)}))"
+            of, place = _fetched(source.of, number, scope, owners), len(owners)
+            scope[f"opened{place}"] = source.shell.opening()
+            owners[source.of] = f"parts{place}"
+            parts = f"(parts{place} := opened{place}({of}))"
         return f"{parts}[{source.number}]"
     if isinstance(source, Argument):
         return f"a{source.index}"
@@ -278,7 +279,7 @@ def _fetched(
         return f"closure{number}"
     if isinstance(source, Base):
         scope[f"find{number}"] = source.fetch
-        return f"find{number}({_fetched(source.of, number, scope, whole)})"
+        return f"find{number}({_fetched(source.of, number, scope, owners)})"
     if isinstance(source, Held):
         scope[f"fetch{number}"] = source.fetch
         return f"fetch{number}({f'a{source.owner.index}' if isinstance(source.owner, Argument) else ''})"

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from switchgear_core.nesting import map_tensors, tensors_in
-from switchgear_core.record.shell import has_shell, shell_of
+from switchgear_core.record.shell import has_shell, plain_parts, shell_of
 from switchgear_subclasses import torch_private as internals
 
 #: Runs an operator by the handlers of the subclasses among its arguments.
@@ -31,26 +32,36 @@ def gradients_agree(run: Run, func: Any, args: Any, kwargs: Any) -> bool:
         kwargs: its keyword arguments.
     """
     numbers: dict[object, int] = {}
-    whole, apart = _Expressions(run, numbers), _Expressions(run, numbers)
+    eager, ours = _Expressions(run, numbers), _Expressions(run, numbers)
     with torch.enable_grad():
-        outer = map_tensors(lambda tensor: whole.input(tensor, as_whole=True), (args, kwargs))
-        with whole:
-            results = func(*outer[0], **outer[1])
-            expected = whole.gradients(results, [[tensor] for tensor in tensors_in(outer)])
-        inner = map_tensors(lambda tensor: apart.input(tensor, as_whole=False), (args, kwargs))
-        with apart:
-            results = run(func, *inner)
+        outer = map_tensors(lambda tensor: eager.input(tensor, as_whole=True), (args, kwargs))
+        with eager:
+            copies = map_tensors(torch.clone, outer) if func._schema.is_mutable else outer
+            results = func(*copies[0], **copies[1])
+            expected = eager.gradients(results, [[tensor] for tensor in tensors_in(outer)])
+        inner = map_tensors(lambda tensor: ours.input(tensor, as_whole=False), (args, kwargs))
+        with ours, internals.function_modes_on(), _Functions(run):
+            copies = (
+                map_tensors(lambda tensor: rebuilt(tensor, torch.clone), inner) if func._schema.is_mutable else inner
+            )
+            results = run(func, *copies)
             parts = [[*plain_parts(tensor)] for tensor in tensors_in(inner)]
-            return expected == apart.gradients([*map(list, map(plain_parts, tensors_in(results)))], parts)
+            return expected == ours.gradients([*map(list, map(plain_parts, tensors_in(results)))], parts)
 
 
-def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
-    """Yield the inner tensors of a tensor that are of no subclass; a plain tensor is its own."""
-    if not has_shell(tensor):
-        yield tensor
-        return
-    for name in shell_of(tensor).names:
-        yield from plain_parts(getattr(tensor, name))
+class _Functions(TorchFunctionMode):
+    """Mode that runs operators on inner tensors of subclasses without autograd's view of the whole."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_inner = isinstance(func, internals.OpOverload) and any(map(has_shell, tensors_in((args, kwargs))))
+        if not is_inner:
+            return func(*args, **(kwargs or {}))
+        with self:
+            return self._run(func, args, kwargs or {})
 
 
 def _next(values: Iterator[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
@@ -99,14 +110,14 @@ class _Expressions(internals.DispatchMode):
         """Return the numbers of the gradients' parts, for each input."""
         outputs, grads, count = [], [], 0
         for result in tensors_in(results):
-            made = []
+            leaves = []
             for part in plain_parts(result):
                 count += 1
-                made.append(torch.empty_like(part, requires_grad=False))
-                self._note(made[-1], ("gradient", count))
+                leaves.append(torch.empty_like(part, requires_grad=False))
+                self._note(leaves[-1], ("gradient", count))
             if result.requires_grad:
                 outputs.append(result)
-                grads.append(rebuilt(result, functools.partial(_next, iter(made))))
+                grads.append(rebuilt(result, functools.partial(_next, iter(leaves))))
         needed = [tensor for group in inputs for tensor in group if tensor.requires_grad]
         computed: Iterator[torch.Tensor | None] = iter(())
         if outputs and needed:

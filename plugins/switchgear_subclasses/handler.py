@@ -7,7 +7,8 @@ recorded. The inner tensors of a stand-in have no gradient, as in eager; `State.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +26,14 @@ from switchgear_core.record.shell import (
     attributes_of,
     has_shell,
     opened,
+    plain_parts,
     refuse_changes,
     shell_of,
     shelled_in,
 )
 from switchgear_core.record.signature import Argument, Closure, Held, Part
 from switchgear_subclasses import torch_private as internals
-from switchgear_subclasses.formulas import gradients_agree, plain_parts
+from switchgear_subclasses.formulas import gradients_agree
 
 #: Attributes of a tensor that its stand-in does not share.
 _OWN = frozenset(map(getter, ("data", "grad", "grad_fn", "is_leaf", "_base", "_version")))
@@ -56,8 +58,17 @@ class State:
     attributes: Attributes = field(default_factory=list)
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the value of a stand-in or placeholder, with its gradient."""
-        return self.values[id(tensor)][1] if id(tensor) in self.values else tensor
+        """Return the value of a stand-in or placeholder, with its gradient; also of one around stand-ins."""
+        if id(tensor) in self.values or not has_shell(tensor) or id(tensor) in self.inner:
+            return self.values.get(id(tensor), (tensor, tensor))[1]
+        shell = shell_of(tensor)
+        parts = [getattr(tensor, name) for name in shell.names]
+        values = [*map(self.value_of, parts)]
+        if all(map(operator.is_, values, parts)):
+            return tensor
+        value = shell.around(values)
+        self.values[id(tensor)], self.inner[id(value)] = (tensor, value), value
+        return value
 
 
 class Subclasses(Handler):
@@ -76,7 +87,7 @@ class Subclasses(Handler):
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> Part | None:
         """Return the place of an inner tensor in its owner."""
         owner = recorder.state(self).owners.get(id(tensor))
-        return None if owner is None else Part(recorder.origin(owner[0]), owner[1], owner[2])
+        return None if owner is None else Part(recorder.origin(recorder, owner[0]), owner[1], owner[2])
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Run the function of the subclass, or its operators."""
@@ -122,9 +133,8 @@ def _stand_in(state: State, value: torch.Tensor, needs_grad: bool = False) -> to
     if not _needs_grad(value):
         return value
     parts = opened(value)
-    with torch.no_grad():
-        bare = [_stand_in(state, part) if has_shell(part) else part.detach() for part in parts]
-        stand_in: torch.Tensor = shell_of(value).around(bare).requires_grad_(needs_grad)
+    bare = [_stand_in(state, part) if has_shell(part) else part.detach() for part in parts]
+    stand_in: torch.Tensor = shell_of(value).around(bare).requires_grad_(needs_grad)
     state.values[id(stand_in)] = stand_in, value
     return stand_in
 
@@ -148,7 +158,7 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
         return tensor
     if id(tensor) in state.stand_ins:
         return state.stand_ins[id(tensor)][1]
-    origin = recorder.origin(tensor)
+    origin = recorder.origin(recorder, tensor)
     stand_in = tensor
     if not isinstance(origin, Closure):
         with recorder.paused(), internals.outside(recorder.tape.dispatch_state):
@@ -157,7 +167,8 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
         inner = [_from_outside(recorder, state, p) if has_shell(p) else recorder.adopted(p) for p in parts]
         with recorder.isolation:
             stand_in = _stand_in(state, shell.around(inner), tensor.requires_grad)
-        recorder.guards.append(_guard(shell, origin, len(recorder.guards)))
+        if not isinstance(origin, Part):
+            recorder.guards.append(_guard(shell, origin, len(recorder.guards)))
         state.attributes += attributes_of(stand_in)
     state.stand_ins[id(tensor)] = tensor, stand_in
     return stand_in
@@ -165,19 +176,10 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
 
 def _guard(shell: Shell, origin: Any, number: int) -> Guard:
     """Return the guard on a tensor from outside."""
-    index, fetch = _fetch(origin)
-    argument = "" if index is None else f"a{index}"
-    name, scope = f"shell{number}", {f"shell{number}": shell.checking(), f"fetch_shell{number}": fetch}
-    return Guard(f"{name}(fetch_{name}({argument}))", f"{origin}, a {shell.kind.__qualname__},", scope)
-
-
-def _fetch(origin: Any) -> tuple[int | None, Callable[..., Any]]:
-    """Return a function that finds a tensor in a call, and the index of its argument, if it has one."""
-    if isinstance(origin, Part):
-        index, fetch = _fetch(origin.of)
-        return index, lambda *argument: getattr(fetch(*argument), origin.shell.names[origin.number], None)
     owner = origin.owner if isinstance(origin, Held) else None
-    return owner.index if isinstance(owner, Argument) else None, origin.fetch
+    argument = f"a{owner.index}" if isinstance(owner, Argument) else ""
+    name, scope = f"shell{number}", {f"shell{number}": shell.checking(), f"fetch_shell{number}": origin.fetch}
+    return Guard(f"{name}(fetch_{name}({argument}))", f"{origin}, a {shell.kind.__qualname__},", scope)
 
 
 class _Operators(internals.DispatchMode):
@@ -195,13 +197,21 @@ class _Operators(internals.DispatchMode):
         self._check_gradient(func, kinds, args, kwargs)
         with internals.back_inside(recorder.tape.dispatch_state), recorder.reopened():
             result = called(func, args, kwargs)
-            return map_tensors(lambda tensor: stand_ins.get(id(tensor)) or self._placeholder(tensor), result)
+
+            def returned(tensor: torch.Tensor) -> torch.Tensor:
+                return stand_ins[id(tensor)] if id(tensor) in stand_ins else self._placeholder(tensor)
+
+            return map_tensors(returned, result)
 
     def _check_gradient(self, func: Any, kinds: Sequence[Any], args: Any, kwargs: Any) -> None:
         """Refuse an operator whose gradient is not that of the operators on inner tensors."""
         if not kinds or not torch.is_grad_enabled() or not any(map(_needs_grad, tensors_in((args, kwargs)))):
             return
-        recorder, reason = self._recorder, "writes in place" if func._schema.is_mutable else ""
+        recorder, reason = self._recorder, ""
+        if torch.Tag.inplace_view in func.tags:
+            reason = "changes its sizes in place"
+        elif func._schema.is_mutable and not _needs_grad(args[0]):
+            reason = "writes to one that does not"
         if not reason:
             with recorder.paused(), internals.from_top(recorder.tape.dispatch_state):
                 agree = gradients_agree(called, func, args, kwargs)
@@ -214,7 +224,7 @@ class _Operators(internals.DispatchMode):
     def _placeholder(self, result: torch.Tensor) -> torch.Tensor:
         """Return a tensor without history for a result: autograd gives it the history of the whole operator."""
         if has_shell(result):
-            return _stand_in(self._state, result)
+            return _stand_in(self._state, self._state.value_of(result))
         if not internals.is_wrapper(result):
             return result
         placeholder = internals.wrap(internals.unwrap(result))

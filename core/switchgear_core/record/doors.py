@@ -68,7 +68,6 @@ class Doors:
         recorder.states = handlers.states(recorder)
         self._functions = _Functions(recorder, handlers)
         self._operators = _Operators(recorder, handlers)
-        recorder.reopened = lambda: self._functions
 
     @contextlib.contextmanager
     def open(self, source: Source | None = None) -> Iterator[None]:
@@ -81,6 +80,7 @@ class Doors:
                 stack.enter_context(self.recorder.values.fake_mode)
             stack.enter_context(active(self.recorder))
             stack.enter_context(replaced(tape, "fixed_source", source))
+            stack.enter_context(replaced(self.recorder, "reopened", lambda: self._functions))
             # Anomaly mode looks for NaN in each gradient: there is no data to look at.
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
             stack.enter_context(internals.functionalization())

@@ -128,8 +128,8 @@ class Recorder:
         self.leaves: Sequence[object] = ()
         #: Makes the tensors with inner tensors that the function gets.
         self.closed: Closing = Shell.closed
-        #: Returns the source of a tensor from outside.
-        self.origin: Callable[[torch.Tensor], Any] = lambda tensor: None
+        #: Returns the source of a tensor from outside, for this recorder.
+        self.origin: Callable[[Recorder, torch.Tensor], Any] = lambda recorder, tensor: None
         #: Opens the door of torch-level calls again, for code that runs inside a call.
         self.reopened: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._adopt = adopt

@@ -1,4 +1,4 @@
-"""Shells: tensor subclasses that PyTorch takes apart into inner tensors, and rebuilds around others."""
+"""Shells: tensor subclasses that PyTorch flattens into inner tensors, and rebuilds around others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
-from switchgear_core.torch_private import pytree
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,8 @@ class Shell:
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
+    #: The shells of the inner tensors; None for plain ones.
+    inner: tuple[Shell | None, ...]
 
     def around(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a tensor of the subclass with other inner tensors, without history."""
@@ -35,13 +36,15 @@ class Shell:
 
     def closed(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a tensor of the subclass; its gradient flows to the inner tensors."""
-        if _is_followed(parts):
+        if any(part.requires_grad for part in parts) and _is_followed(parts):
             return _Closed.apply(self, *parts)  # type: ignore[no-any-return,no-untyped-call]
         return self.around(parts)
 
     def checking(self) -> Callable[[Any], bool]:
         """Return a function that checks whether a tensor differs at most in its inner tensors."""
         check: Callable[[object], bool] | None = None
+        pairs = zip(self.names, self.inner, strict=True)
+        inside = [(name, shell.checking()) for name, shell in pairs if shell is not None]
 
         def fits(tensor: Any) -> bool:
             nonlocal check
@@ -54,7 +57,9 @@ class Shell:
             if not check(tensor):
                 return False
             names, context = tensor.__tensor_flatten__()
-            return (*names,) == self.names and bool(context == self.context)
+            if (*names,) != self.names or context != self.context:
+                return False
+            return all(fits_inside(getattr(tensor, name)) for name, fits_inside in inside)
 
         return fits
 
@@ -83,7 +88,8 @@ def shell_of(tensor: Any) -> Shell:
     """
     names, context = tensor.__tensor_flatten__()
     kind = type(tensor)
-    is_plain = all(isinstance(getattr(tensor, name), torch.Tensor) for name in names)
+    parts = [getattr(tensor, name) for name in names]
+    is_plain = all(isinstance(part, torch.Tensor) for part in parts)
     with internals.DisableTorchFunction():
         if not names or not is_plain or tensor.layout is not torch.strided:
             raise Unsupported(
@@ -93,7 +99,8 @@ def shell_of(tensor: Any) -> Shell:
         layout = tensor.size(), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
         if isinstance(context, (list, dict, set)):
             context = copy.deepcopy(context)  # the tensor may change its own
-        return Shell(kind, tuple(names), context, *layout)
+    shells = tuple([shell_of(part) if has_shell(part) else None for part in parts])
+    return Shell(kind, tuple(names), context, *layout, shells)
 
 
 def opened(tensor: Any) -> tuple[Any, ...]:
@@ -101,19 +108,25 @@ def opened(tensor: Any) -> tuple[Any, ...]:
     if not has_shell(tensor):
         return ()
     parts = tuple([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
-    if (
-        tensor.requires_grad
-        and torch.is_grad_enabled()
-        and not any(map(internals.is_wrapper, parts))
-    ):
+    if tensor.requires_grad and _is_followed(parts):
         return _Opened.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
     return parts
 
 
 def _is_followed(parts: Sequence[torch.Tensor]) -> bool:
-    """Check whether autograd follows inner tensors, which are no stand-ins of a capture."""
-    needs_grad = torch.is_grad_enabled() and any(part.requires_grad for part in parts)
-    return needs_grad and not any(map(internals.is_wrapper, parts))
+    """Check whether autograd is on, and inner tensors are no stand-ins of a capture."""
+    return torch.is_grad_enabled() and not any(
+        map(internals.is_wrapper, (inner for part in parts for inner in plain_parts(part)))
+    )
+
+
+def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
+    """Yield the inner tensors of a tensor that are of no subclass; a plain tensor is its own."""
+    if not has_shell(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from plain_parts(getattr(tensor, name))
 
 
 class _Opened(torch.autograd.Function):
@@ -124,11 +137,18 @@ class _Opened(torch.autograd.Function):
         ctx.shell = shell_of(tensor)
         parts = [getattr(tensor, name).detach() for name in ctx.shell.names]
         ctx.mark_non_differentiable(*[part for part in parts if not _has_gradient(part)])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*parts)
         return tuple(parts)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
-        return ctx.shell.closed(grads)  # type: ignore[no-any-return]
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> torch.Tensor | None:
+        if all(grad is None for grad in grads):
+            return None
+        pairs = zip(grads, ctx.saved_tensors, strict=True)
+        defined = [torch.zeros_like(part) if grad is None else grad for grad, part in pairs]
+        shell: Shell = ctx.shell
+        return shell.closed(defined)
 
 
 class _Closed(torch.autograd.Function):
@@ -137,10 +157,13 @@ class _Closed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, shell: Shell, *parts: torch.Tensor) -> torch.Tensor:
         ctx.shell = shell
+        ctx.set_materialize_grads(False)
         return shell.around([part.detach() for part in parts])
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * (1 + len(ctx.shell.names))
         if type(grad) is not ctx.shell.kind:
             raise RuntimeError(
                 f"the gradient of a {ctx.shell.kind.__qualname__} from a compiled function is a "
@@ -154,8 +177,18 @@ def _has_gradient(tensor: torch.Tensor) -> bool:
 
 
 def shelled_in(value: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors with shells in a nested value."""
-    return (leaf for leaf in pytree.tree_flatten(value)[0] if has_shell(leaf))
+    """Yield the tensors with shells in a nest of tuples, lists and dicts, which may contain itself."""
+    pending, parts_by_id = [value], dict[int, object]()
+    while pending:
+        part = pending.pop()
+        if id(part) not in parts_by_id:
+            parts_by_id[id(part)] = part
+            if has_shell(part):
+                yield part  # type: ignore[misc]
+            elif isinstance(part, (tuple, list)):
+                pending += part
+            elif isinstance(part, dict):
+                pending += dict.values(part)
 
 
 #: The attributes of tensors with shells.

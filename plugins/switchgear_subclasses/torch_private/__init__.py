@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from switchgear_core.torch_private.fakes import OpOverload
 from switchgear_core.torch_private.functionalize import functionalize_keys, is_wrapper, unwrap, wrap
-from switchgear_core.torch_private.modes import DisableTorchFunction, DispatchMode, dispatch_from_top
+from switchgear_core.torch_private.modes import DisableTorchFunction, DispatchMode, dispatch_from_top, function_modes_on
 from switchgear_core.torch_private.names import private
 
 _disable_current_modes: Any = private("torch.utils._python_dispatch._disable_current_modes")
@@ -17,9 +18,11 @@ _disable_current_modes: Any = private("torch.utils._python_dispatch._disable_cur
 __all__ = [
     "DISABLED",
     "DispatchMode",
+    "OpOverload",
     "above_subclasses",
     "back_inside",
     "from_top",
+    "function_modes_on",
     "is_wrapper",
     "outside",
     "subclass_functions_enabled",
