@@ -100,8 +100,6 @@ def export(
         raise Unsupported(
             f"the program checks data, in {checks[0].source}; write it without the branch, by torch.where"
         )
-    if captured.trace.tensors:
-        raise Unsupported("the program has tensors that are no parameters or buffers; register them with the module")
     run: Callable[..., Any] = to_fx(captured.trace)
     if keep:
         run = Programs(captured.trace, undecided(compiler.selection, [])).forward({})().function

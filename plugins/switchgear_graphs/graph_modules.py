@@ -103,7 +103,7 @@ def _target(item: BoundSymbol) -> Callable[..., Any] | str:
         return set_value
     if fn is torch.Tensor.__getitem__:
         return operator.getitem
-    name = getattr(fn, "__name__", "")
+    name = item.symbol.name.removeprefix("torch.Tensor.")  # the function of `__pow__` is called `pow`
     return name if getattr(torch.Tensor, name, None) is fn else fn
 
 

@@ -266,15 +266,14 @@ def _symbol_at(path: str) -> Symbol | None:
         return Symbol(str(fn), fn) if has_tensors else None
     if path.partition(".")[0] != "torch":
         return next((symbol for symbol in _own_symbols(path) if symbol.fn is fn), None)
-    return symbol_of(fn) if _computes(fn) else None
+    return symbol_of(fn) if _computes(fn, path.rpartition(".")[2]) else None
 
 
-def _computes(fn: Any) -> bool:
+def _computes(fn: Any, name: str) -> bool:
     """Check whether a function below `torch` computes tensors from tensors and numbers, and does nothing else.
 
     `torch.load` and `torch.Tensor.__reduce_ex__` are such that it must not call.
     """
-    name = getattr(fn, "__name__", "")
     if fn in _functions():
         return True
     is_operator = hasattr(torch.ops.aten, name)
