@@ -125,11 +125,11 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
         gc.disable()  # half of the time would go to one collection of PyTorch's objects
         path = _MODULES.get(name) or _PLACES[name]
         try:
-            module = (
-                importlib.import_module("switchgear_core.errors").part_of("switchgear", path)
-                if path == "switchgear_graphs"
-                else importlib.import_module(path)
-            )
+            module = importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name != "switchgear_graphs":
+                raise
+            raise AttributeError(f"sg.{name} needs {path}: pip install switchgear") from None
         finally:
             if is_collecting:
                 gc.enable()

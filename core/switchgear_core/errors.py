@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import difflib
 import functools
-import importlib
 import sys
 import threading
 import warnings
 from collections.abc import Iterable
-from typing import Any
 
 from switchgear_core import own
 
@@ -138,27 +136,6 @@ def did_you_mean(name: object, names: Iterable[object]) -> str:
     candidates = {str(candidate): candidate for candidate in names}
     close = difflib.get_close_matches(str(name), candidates, n=1)
     return f"; did you mean {candidates[close[0]]!r}?" if close else ""
-
-
-def part_of(distribution: str, package: str) -> Any:
-    """Import a package that ships with a distribution.
-
-    Args:
-        distribution: the name by which it is installed.
-        package: the name by which it is imported.
-
-    Returns:
-        The module.
-
-    Raises:
-        InvalidInput: it is not installed.
-    """
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise InvalidInput(f"{package} is missing: pip install {distribution}") from None
 
 
 def warn(message: str) -> None:

@@ -5,6 +5,7 @@ import sys
 from switchgear_core import own
 from switchgear_graphs.exporting import export
 from switchgear_graphs.files import load_trace, save_trace
+from switchgear_graphs.functions import with_functions
 from switchgear_graphs.gradients import differentiate
 from switchgear_graphs.graph_modules import from_fx, to_fx
 from switchgear_graphs.joint_graphs import Graphs, joint
@@ -22,6 +23,7 @@ __all__ = [
     "override",
     "save_trace",
     "to_fx",
+    "with_functions",
 ]
 
 own.add(sys.modules[__name__])

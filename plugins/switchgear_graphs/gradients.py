@@ -22,6 +22,7 @@ from switchgear_core.passes.programs import expected_grad
 from switchgear_core.record.lock import compiles
 from switchgear_core.registry.order import Executors
 from switchgear_core.registry.selection import Selection
+from switchgear_graphs.functions import with_functions
 from switchgear_graphs.graph_modules import from_fx
 from switchgear_graphs.joint_graphs import Graphs, entry_for, is_jitted, names_of_arguments
 from switchgear_graphs.recording import Input, recorded, replay, selection_of, with_names
@@ -103,7 +104,7 @@ def _program(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], select
     if isinstance(program, torch.export.ExportedProgram):
         examples = (args, kwargs) if args or kwargs else program.example_inputs
         tensors = [tensor for _, tensor in paths(examples)]
-        return _of_trace(*from_fx(program.module(), tensors, selection))
+        return _of_trace(*from_fx(with_functions(program.module()), tensors, selection))
     if isinstance(program, fx.GraphModule):
         return _of_trace(*from_fx(program, args or None, selection))
     function = program if is_jitted(program) else jit(program, executors=[*selection.executors])

@@ -13,6 +13,7 @@ from switchgear_core.errors import InvalidInput
 from switchgear_core.ir.trace import Trace
 from switchgear_core.record.signature import flatten_arguments
 from switchgear_core.showing import Shown, counted
+from switchgear_graphs.functions import with_functions
 from switchgear_graphs.graph_modules import to_fx
 from switchgear_graphs.signature import Noticing, Signature, argument_names, signature_of
 from switchgear_runtime.compiler import Compiler
@@ -108,7 +109,7 @@ def entry_for(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
         InvalidInput: the call is not captured as a whole.
     """
     if isinstance(function, torch.export.ExportedProgram):
-        function = function.module()
+        function = with_functions(function.module())
     compiler = compiler_for(function)
     selection = undecided(compiler.selection, [])
     noticing = Noticing(selection.handlers)

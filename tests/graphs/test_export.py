@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import switchgear as sg
+from switchgear_graphs import with_functions
 from tests.graphs.beside_aot import call_of
 from tests.models.small import KINDS
 from tests.oracle import differences
@@ -48,12 +49,15 @@ def two_steps(model: Any, run: Any, batch: dict[str, Any]) -> object:
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec:FutureWarning")
+@pytest.mark.parametrize("kind", ["operators", "functions"])
 @pytest.mark.parametrize("name", KINDS)
-def test_exported_models_train_as_in_eager(name: str) -> None:
+def test_exported_models_train_as_in_eager(name: str, kind: str) -> None:
     model, batch = call_of(KINDS[name])
     with mock.patch.object(torch.compiler, "_is_compiling_flag", True):
         exported = torch.export.export(model, (), batch, strict=False)
     base, twin = copy.deepcopy(exported.module()), copy.deepcopy(exported.module())
+    if kind == "functions":
+        with_functions(twin)
     expected = two_steps(base, base, batch)
     assert not [*differences(expected, two_steps(twin, sg.jit(twin, executors=["torch"]), batch), name)]
 
@@ -66,19 +70,45 @@ def test_models_are_exported(name: str) -> None:
     assert not [*differences(dict(model(**batch)), dict(exported.module()(**batch)), name)]
 
 
-def test_an_exported_program_trains_under_a_rule_of_the_user() -> None:
+@pytest.mark.parametrize("target", [torch.ops.aten.gelu.default, F.gelu])
+def test_an_exported_program_trains_under_a_rule_of_the_user(target: Any) -> None:
+    """For the operator of the graph, or for the function that makes the same call."""
     rules = sg.Table("own")
 
-    @rules.grad_rule(torch.ops.aten.gelu.default)
+    @rules.grad_rule(target)
     def doubled(x: Tensor, approximate: str = "none") -> Any:
-        return torch.ops.aten.gelu.default(x, approximate=approximate), lambda grad: grad * 2
+        return target(x, approximate=approximate), lambda grad: grad * 2
 
     module = torch.export.export(nn.Sequential(nn.Linear(3, 4), nn.GELU()), (torch.ones(2, 3),)).module()
+    if target is F.gelu:
+        with_functions(module)
     f = sg.jit(module, executors=["torch"], grad_rules=rules)
     x = torch.randn(2, 3)
     f(x).sum().backward()
     weight = dict(module.named_parameters())["0.weight"]
     torch.testing.assert_close(weight.grad, (x.sum(0) * 2).expand(4, 3))
+
+
+class Calls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(5, 4))
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = F.silu(self.norm(F.embedding(ids, self.weight)))
+        mean, variance = torch.zeros(4), torch.ones(4) * 3
+        return F.batch_norm(hidden.flatten(0, 1), mean, variance).softmax(-1)
+
+
+def test_only_functions_that_make_the_same_call_take_the_place_of_operators() -> None:
+    """`F.embedding` and `F.batch_norm` have other orders of arguments, though all of the same types."""
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    graph = with_functions(torch.export.export(Calls(), (ids,)).module())
+    targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
+    assert targets >= {F.silu, F.layer_norm}
+    assert targets.isdisjoint({F.embedding, F.batch_norm})
+    assert torch.equal(graph(ids), Calls()(ids))
 
 
 def test_names_and_writes_are_the_original_s() -> None:

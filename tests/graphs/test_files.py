@@ -251,10 +251,17 @@ def test_another_ending_is_refused(captured: sg.Trace, tmp_path: Path) -> None:
 
 def test_without_the_distribution_a_sentence_names_it(tmp_path: Path) -> None:
     core = Path(sg.__file__).parents[1]
-    script = "import switchgear as sg\ntry: sg.joint\nexcept sg.errors.InvalidInput as error: print(error)\n"
+    script = (
+        "import switchgear as sg\n"
+        "try: sg.joint\n"
+        "except AttributeError as error: print(error)\n"
+        "try: sg.Trace('computation', (), (), ()).save('a.py')\n"
+        "except sg.errors.InvalidInput as error: print(error)\n"
+    )
     packages = [path for path in sys.path if path.endswith("-packages")]
-    # the editable install of the repository would bring the packages
+    # -S: the editable install of the repository would bring the other packages
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(core), *packages])}
     command = [sys.executable, "-S", "-c", script]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.stdout.strip() == "switchgear_graphs is missing: pip install switchgear", done.stderr
+    sentences = [f"{name} needs switchgear_graphs: pip install switchgear" for name in ("sg.joint", "Trace.save")]
+    assert done.stdout.splitlines() == sentences, done.stderr

@@ -11,26 +11,19 @@ from switchgear_core import torch_private as internals
 from switchgear_core.ir.printing import object_at
 from switchgear_core.ir.symbol import Symbol
 
-#: Paths of objects that traces compare by identity.
-_UNIQUE = (
-    *("switchgear_core.ir.symbol.DEL", "switchgear_core.ir.symbol.BOX"),
-    *("switchgear_core.ir.symbol.AFTER", "switchgear_core.ir.printing.BOXED"),
-)
-
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, internals.OpOverload):
             return object_at, (f"torch.ops.{value}",)
-        # a function of PyTorch may have the name of another: that of `__pow__` is called `pow`
-        if isinstance(value, Symbol) and object_at(value.name) is value.fn:
+        if isinstance(value, Symbol) and _symbol(value.name).fn is value.fn:
             return _symbol, (value.name,)
-        path = next((path for path in _UNIQUE if object_at(path) is value), None)
-        return NotImplemented if path is None else (object_at, (path,))
+        return NotImplemented
 
 
 def _symbol(name: str) -> Symbol:
-    return Symbol(name, object_at(name))
+    """Return a symbol by name: `DEL` and the like are compared by identity; functions of PyTorch may not pickle."""
+    return object_at(f"{Symbol.__module__}.{name.upper()}") or Symbol(name, object_at(name))
 
 
 def pickled(kind: Callable[..., Any], fields: tuple[object, ...]) -> tuple[object, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import linecache
 import os
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 
-from switchgear_core.errors import Unsupported, part_of
+from switchgear_core.errors import InvalidInput, Unsupported
 from switchgear_core.ir.pickling import pickled
 from switchgear_core.ir.printing import Scope
 from switchgear_core.ir.proxy import NumberProxy, TensorProxy
@@ -155,7 +156,13 @@ class Trace(Shown):
             InvalidInput: the path has another ending, or the distribution `switchgear` is not installed.
             Unsupported: the program has something that only this process has: a region, a function of the user.
         """
-        part_of("switchgear", "switchgear_graphs").save_trace(self, path)
+        try:
+            graphs: Any = importlib.import_module("switchgear_graphs")
+        except ModuleNotFoundError:
+            raise InvalidInput(
+                "Trace.save needs switchgear_graphs: pip install switchgear"
+            ) from None
+        graphs.save_trace(self, path)
 
     def __reduce__(self) -> tuple[object, ...]:
         return pickled(Trace, tuple([getattr(self, item.name) for item in fields(self)]))
