@@ -14,7 +14,7 @@ from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import BACKWARD, Source, changed
 from switchgear_core.ir.trace import Trace
 from switchgear_core.patches import replaced
-from switchgear_core.record.recorder import active_recorder
+from switchgear_core.record.recorder import Recorder, active_recorder
 from switchgear_core.registry.selection import Selection
 from switchgear_graphs.parsing import Line, Parsed, parsed
 from switchgear_graphs.recording import Input, recorded, replay, selection_of, with_names
@@ -148,10 +148,8 @@ def _recorded(
         assert recorder is not None
         for line in program.lines:
             with replaced(recorder.tape, "fixed_source", Source(str(place), line.number)):
-                _run(line, values, no_grad, place)
-            for proxy in line.call.outputs:
-                result = recorder.tracker.proxy_of(values[proxy.name]).name
-                names.setdefault(result, proxy.name)
+                for proxy, name in _run(line, values, no_grad, place, recorder):
+                    names.setdefault(name, proxy.name)
         unknown = [name for name in program.outputs if name is not None and name not in values]
         if unknown:
             raise InvalidInput(f"{place}: {unknown[0]} is returned, and defined nowhere")
@@ -164,19 +162,25 @@ def _recorded(
     return with_names(trace, {old: new for old, new in names.items() if old not in fixed})
 
 
-def _run(line: Line, values: dict[str, Any], no_grad: set[str], place: Path) -> None:
+def _run(
+    line: Line, values: dict[str, Any], no_grad: set[str], place: Path, recorder: Recorder
+) -> list[tuple[TensorProxy, str]]:
+    """Run a line, and return its results with the names of their recorded values."""
     for proxy in line.call.inputs:
         if proxy.name not in values:
             raise InvalidInput(f"{place}:{line.number}: {proxy.name} is not defined above, and is no constant")
     if line.alias:
         values[line.call.output.name] = values[line.alias]
-        return
+        return []
     is_on = no_grad.isdisjoint(proxy.name for proxy in line.call.outputs)
     try:
         replay(changed(line.call, grad_enabled=is_on), values)
-        for proxy in line.call.outputs:
-            if not isinstance(values[proxy.name], torch.Tensor):
+        results = [(proxy, values[proxy.name]) for proxy in line.call.outputs]
+        for proxy, result in results:
+            if not isinstance(result, torch.Tensor):
                 raise TypeError(f"the result {proxy.name} is no tensor")
+        # a call of numbers alone is computed, and its result adopted
+        return [(proxy, recorder.tracker.proxy_of(recorder.adopted(result)).name) for proxy, result in results]
     except SwitchgearError as error:
         raise InvalidInput(f"{place}:{line.number}: {line.call.symbol.name}: {error}") from error
     except Exception as error:  # from the operator, on stand-ins

@@ -71,7 +71,7 @@ class _Parser:
         self.program = Parsed()
         self._names: set[str] = set()
         try:
-            module = ast.parse(text)
+            module = ast.parse(text, file)
         except (SyntaxError, ValueError, RecursionError) as error:
             number = getattr(error, "lineno", None) or 1
             raise InvalidInput(f"{file}:{number}: {getattr(error, 'msg', error)}; it is no Python") from None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -185,6 +187,72 @@ HOSTILE = [
 def test_no_function_but_operators_is_called(path: str) -> None:
     with pytest.raises(InvalidInput, match=r"^a.py:2: .* is no operator that PyTorch knows, and is not called"):
         parsed(f"def computation(x):\n    t = {path}('file', x)\n    return (t,)\n", "a.py")
+
+
+PIECES = (
+    *("None", "-1", "0", "(", "t1", "t_0", "'x'", "[1, 2]", "{}", "torch.float64", "lambda: 0", "*t1", "...", "1e400"),
+    *("float('inf')", "slice(0, 1)", "dim=0", "out=t1", "\n", "    ", ")", ",", "=", "t1.data", "10**9", "torch", "_"),
+    *("torch.ops", "del t1", "'é'", "\\", "\x00", "#", "return", "t1, t2 = "),
+)
+
+
+def randomly_edited(text: str, random: Random) -> str:
+    place = random.randrange(len(text))
+    match random.randrange(4):
+        case 0:
+            return text[:place] + text[place + random.randrange(1, 6) :]
+        case 1:
+            return text[:place] + random.choice(PIECES) + text[place:]
+        case 2:
+            lines = text.split("\n")
+            one, other = random.randrange(len(lines)), random.randrange(len(lines))
+            lines[one], lines[other] = lines[other], lines[one]
+            return "\n".join(lines)
+    matches = [*re.finditer(r"t\d+|\d+|torch\.[\w.]+", text)]
+    match_ = random.choice(matches)
+    new = random.choice([*(item.group() for item in matches), *PIECES])
+    return text[: match_.start()] + new + text[match_.end() :]
+
+
+def outcome(function: Callable[..., Any], inputs: list[Tensor]) -> Any:
+    """The results of a program, or the type of its error."""
+    try:
+        with torch.no_grad():
+            return [None if result is None else result.nan_to_num() for result in function(*map(torch.clone, inputs))]
+    except Exception as error:
+        return type(error)
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+@pytest.mark.parametrize("seed", range(4))
+def test_random_edits_are_refused_or_do_what_the_text_says(seed: int, captured: sg.Trace, tmp_path: Path) -> None:
+    random, path, loaded = Random(seed), tmp_path / "model.py", 0
+    unnamed = 0
+    captured.save(path)
+    original = path.read_text()
+    inputs = [torch.randn(proxy.shape) for proxy in captured.inputs]
+    for _ in range(40):
+        text = original
+        for _ in range(random.choice([1, 1, 2, 3])):
+            text = randomly_edited(text, random)
+        path.write_text(text)
+        try:
+            trace = sg.load_trace(path)
+        except InvalidInput as error:
+            unnamed += "model.p" not in str(error)
+            continue
+        loaded += 1
+        scope: dict[str, Any] = {"torch": torch}
+        exec(text, scope)
+        results, expected = outcome(trace.function(), inputs), outcome(scope[trace.name], inputs)
+        if isinstance(results, list) and isinstance(expected, list):
+            assert all(
+                one is other is None or torch.equal(one, other) for one, other in zip(results, expected, strict=True)
+            )
+        else:
+            assert results == expected, text
+    assert loaded
+    assert not unnamed
 
 
 @pytest.mark.parametrize("fault", ["missing", "short", "other", "no tensor", "old", "layout", "pickle"])
