@@ -9,7 +9,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
-from switchgear.jitting import jit
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import InvalidInput, Unsupported, did_you_mean
 from switchgear_core.grad.differentiate import Joint
@@ -20,13 +19,17 @@ from switchgear_core.ir.trace import Names, Trace, names_of
 from switchgear_core.passes.pipeline import differentiated, prepare
 from switchgear_core.passes.programs import expected_grad
 from switchgear_core.record.lock import compiles
+from switchgear_core.record.signature import flatten_arguments
 from switchgear_core.registry.order import Executors
 from switchgear_core.registry.selection import Selection
+from switchgear_frontend.session import ContainerMatters, capture
 from switchgear_graphs.functions import with_functions
 from switchgear_graphs.graph_modules import from_fx
-from switchgear_graphs.joint_graphs import Graphs, entry_for, is_jitted, names_of_arguments
+from switchgear_graphs.joint_graphs import Graphs, names_of_arguments
 from switchgear_graphs.recording import Input, recorded, replay, selection_of, with_names
-from switchgear_graphs.signature import Signature, kinds_of, paths, random_values, source_name
+from switchgear_graphs.signature import Noticing, Signature, kinds_of, paths, random_values, source_name
+from switchgear_runtime.compiler import Compiler
+from switchgear_tools.before_call import compiler_for
 
 #: Names of inputs or outputs, or their positions.
 Edges: TypeAlias = Sequence[str | int] | None
@@ -107,15 +110,28 @@ def _program(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], select
         return _of_trace(*from_fx(with_functions(program.module()), tensors, selection))
     if isinstance(program, fx.GraphModule):
         return _of_trace(*from_fx(program, args or None, selection))
-    function = program if is_jitted(program) else jit(program, executors=[*selection.executors])
-    compiler, entry, _ = entry_for(function, args, kwargs)
-    captured = entry.captured
-    if captured.outputs.mutations:
+    return _of_function(compiler_for(program), args, kwargs, selection)
+
+
+def _of_function(compiler: Compiler, args: tuple[Any, ...], kwargs: dict[str, Any], selection: Selection) -> _Program:
+    """Capture a function with each tensor that it returns as an output, views too."""
+    call, noticing = flatten_arguments(args, kwargs), Noticing(selection.handlers)
+    need = [index for index, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    try:
+        captured = capture(
+            compiler.function, call.leaves, call.spec, noticing, compiler.module, differentiable=frozenset(need)
+        )
+    except ContainerMatters:
+        raise Unsupported("the function changes or returns a container among its arguments; return a new one") from None
+    if captured.outputs.mutations or captured.outputs.metadata:
         raise Unsupported("the function writes to its inputs; sg.joint has the new values among its outputs")
     arguments = names_of_arguments(compiler, args, kwargs)
     names = [source_name(source, arguments) for source in captured.sources]
-    outputs = tuple([proxy.name for proxy in captured.trace.outputs if proxy is not None])
-    return _Program(captured.trace, tuple(names), outputs, kinds_of(captured.sources))
+    results = [proxy for item in captured.trace.bound_symbols for proxy in item.outputs]
+    values = {proxy.name: proxy for proxy in (*captured.trace.inputs, *results)}
+    trace = replace(captured.trace, outputs=tuple([values[name] for _, name in noticing.results]))
+    places = tuple([place for place, _ in noticing.results])
+    return _Program(trace, tuple(names), places, kinds_of(captured.sources))
 
 
 def _of_trace(trace: Trace, parameters: Mapping[str, str]) -> _Program:

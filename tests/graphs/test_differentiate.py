@@ -144,6 +144,29 @@ def test_inputs_and_outputs_by_name_and_position() -> None:
     assert len(graphs.signature.tangents) == 2
 
 
+class Views(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        hidden = x.sin()
+        return {"row": hidden[0], "same": x, "turned": [x.t()]}
+
+
+def test_views_and_inputs_among_the_results() -> None:
+    x = torch.randn(3, 4, dtype=torch.float64)
+    graphs = sg.differentiate(Views(), (x,))
+    assert [*graphs.signature.outputs] == ["row", "same", "turned.0"]
+    results, tangents = results_of(graphs, {graphs.signature.inputs["x"]: x})
+    leaf = x.clone().requires_grad_()
+    returned = Views()(leaf)
+    outputs = [returned["row"], returned["same"], *returned["turned"]]
+    expected = torch.autograd.grad(outputs, leaf, [*tangents.values()])
+    assert all(map(torch.equal, results, [*(output.detach() for output in outputs), *expected]))
+
+
+def test_a_function_with_operators_that_only_a_rule_differentiates(example: Any) -> None:
+    graphs = sg.differentiate(lambda x: example.fast_gelu(x).sum(), (torch.randn(3),), grad_rules=example.rules.table)
+    assert len(graphs.signature.gradients) == 1
+
+
 def test_invalid_arguments_are_named() -> None:
     graph, x = torch.fx.symbolic_trace(composed), operands()
     with pytest.raises(sg.errors.InvalidInput, match="inputs names 'y', and the program has x, w"):
