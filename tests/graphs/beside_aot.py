@@ -106,7 +106,7 @@ def differences(name: str) -> list[str]:
         extra = ours[edge] - names
         if missing or extra:
             faults.append(f"{edge}: without {sorted(missing)}, with {sorted(extra)}")
-    return [*faults, *_after_round_trip(graphs, model, batch)]
+    return [*faults, *_beside_eager(graphs, model, batch), *_after_round_trip(graphs, model, batch)]
 
 
 def values_of(graphs: Any, model: torch.nn.Module, batch: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -120,6 +120,29 @@ def values_of(graphs: Any, model: torch.nn.Module, batch: Mapping[str, Any]) -> 
             assert proxy.name in signature.tangents.values()
             values[proxy.name] = torch.randn(proxy.shape, generator=generator)
     return [values[proxy.name] for proxy in graphs.joint.inputs]
+
+
+def _beside_eager(graphs: Any, model: torch.nn.Module, batch: Mapping[str, Any]) -> list[str]:
+    """Compare the gradients of the loss, or of the first result, with eager's by name."""
+    signature, inputs = graphs.signature, values_of(graphs, model, batch)
+    end = signature.loss or next(iter(signature.tangents))
+    ones, zeros = signature.tangents[end], {*signature.tangents.values()}
+    for place, proxy in enumerate(graphs.joint.inputs):
+        if proxy.name in zeros:
+            inputs[place] = torch.full(proxy.shape, float(proxy.name == ones))
+    torch.manual_seed(7)
+    with torch.no_grad():
+        results = graphs.joint.function()(*inputs)
+    values = {proxy.name: value for proxy, value in zip(graphs.joint.outputs, results, strict=True) if proxy}
+    twin = copy.deepcopy(model)
+    torch.manual_seed(7)
+    twin(**batch)[end].sum().backward()
+    faults = []
+    for path, name in signature.gradients.items():
+        gradient = twin.get_parameter(path).grad
+        if not torch.equal(values[name], torch.zeros_like(values[name]) if gradient is None else gradient):
+            faults.append(f"the gradient of {path} is not eager's")
+    return faults
 
 
 def _after_round_trip(graphs: Any, model: torch.nn.Module, batch: Mapping[str, Any]) -> list[str]:
