@@ -72,7 +72,7 @@ def test_the_reference_has_every_public_name() -> None:
     }
     inside = (capture, executors, parts, passes, testing)
     names = {f"{module.__name__}.{name}" for module in (sg, *inside) for name in module.__all__}
-    results = {name for name in shown if name.startswith("switchgear_tools.")}
+    results = {name for name in shown if name.startswith(("switchgear_tools.", "switchgear_graphs."))}
     assert shown - {"switchgear_core.registry.hookspecs"} - results == names - {module.__name__ for module in inside}
     assert all(pkgutil.resolve_name(name) for name in results)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from switchgear_core.registry.parts import plugin_report
     from switchgear_core.registry.registry import Table
     from switchgear_core.registry.rules import get_grad, put_grad
+    from switchgear_graphs import differentiate, export, joint, load_trace, override
     from switchgear_runtime.last_call import (
         last_backward_traces,
         last_choices,
@@ -47,18 +48,23 @@ __all__ = [
     "cache_info",
     "capture",
     "defaults",
+    "differentiate",
     "disk_cache",
     "errors",
     "executors",
     "explain",
+    "export",
     "get_grad",
     "grad",
     "hookimpl",
     "jit",
+    "joint",
     "last_backward_traces",
     "last_choices",
     "last_saved",
     "last_traces",
+    "load_trace",
+    "override",
     "passes",
     "plan",
     "plugin_report",
@@ -102,6 +108,9 @@ _PLACES = {
     "profile": "switchgear_tools.profile",
     "ranges": "switchgear_tools.ranges",
     "wait": "switchgear_tools.waiting",
+    **dict.fromkeys(
+        ("differentiate", "export", "joint", "load_trace", "override"), "switchgear_graphs"
+    ),
 }
 
 
@@ -114,8 +123,13 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
         is_collecting = gc.isenabled()
         gc.disable()  # half of the time would go to one collection of PyTorch's objects
+        path = _MODULES.get(name) or _PLACES[name]
         try:
-            module = importlib.import_module(_MODULES.get(name) or _PLACES[name])
+            module = importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name != "switchgear_graphs":
+                raise
+            raise AttributeError(f"sg.{name} needs {path}: pip install switchgear") from None
         finally:
             if is_collecting:
                 gc.enable()

@@ -27,7 +27,6 @@ from switchgear_core.record.handler import Handlers
 from switchgear_core.record.lock import CAPTURE_LOCK
 from switchgear_core.record.recorder import Matters, Recorder, active_line, active_recorder
 from switchgear_core.record.shared_memory import Home
-from switchgear_core.record.shell import attributes_of, refuse_changes
 from switchgear_core.record.signature import InputSource, check_devices, has_attributes, is_object
 from switchgear_core.record.sizes import Marks, Sizes, active_sizes, symbolic
 from switchgear_core.record.stand_ins import reads_memory
@@ -290,9 +289,7 @@ def _run(
             wrappers[index] = inputs.number(recorder, index, leaf)
     with recorder.isolation:
         args, kwargs = spec.unflatten(wrappers, recorder.closed)
-    attributes = attributes_of((args, kwargs))
     result = function(*args, **kwargs)
-    refuse_changes(attributes, result)
     containers = {id(part) for part in containers_in((args, *kwargs.values()))}
     if containers and not containers_are_leaves:
         after, spec_after = flatten((args, kwargs))

@@ -30,7 +30,7 @@ from torch import nn
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
 from switchgear_core.patches import is_redirection
-from switchgear_core.record.shell import has_shell
+from switchgear_core.record.shell import shell_of
 from switchgear_core.record.signature import (
     Argument,
     Attribute,
@@ -293,8 +293,9 @@ class Reached:
 
     def _attributes(self, tensor: Any, label: str, place: Place) -> None:
         """Record the user-set attributes of the tensor at `place`; attributes named in code count as read."""
-        if has_shell(tensor):
-            self._instance_of(type(tensor))
+        shell = shell_of(tensor)
+        if shell is not None:
+            self._instance_of(shell.kind)
         attrs = own_dict(tensor)
         if attrs is None or attrs in self.holdings:
             return

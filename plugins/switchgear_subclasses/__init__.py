@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from switchgear_core.record.handler import Feature
+from switchgear_core.record.shell import KNOWN_SHELLS
 from switchgear_core.registry.hookspecs import hookimpl
+from switchgear_subclasses import shells
 from switchgear_subclasses.handler import Subclasses
+
+KNOWN_SHELLS.append(shells)
 
 
 @hookimpl

@@ -15,8 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from switchgear_core.nesting import map_tensors, tensors_in
-from switchgear_core.record.shell import has_shell, plain_parts, shell_of
 from switchgear_subclasses import torch_private as internals
+from switchgear_subclasses.shells import has_shell, plain_parts, shell_of
 
 #: Runs an operator by the handlers of the subclasses among its arguments.
 Run = Callable[[Any, Any, Any], Any]

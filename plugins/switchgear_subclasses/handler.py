@@ -20,20 +20,17 @@ from switchgear_core.record.call import Call
 from switchgear_core.record.guards import Guard
 from switchgear_core.record.handler import PASS, Handler, getter
 from switchgear_core.record.recorder import Recorder
-from switchgear_core.record.shell import (
-    Attributes,
-    Shell,
-    attributes_of,
+from switchgear_core.record.signature import Argument, Closure, Held, Part
+from switchgear_subclasses import torch_private as internals
+from switchgear_subclasses.changes import Attributes, attributes_of, refuse_changes, shelled_in
+from switchgear_subclasses.formulas import gradients_agree
+from switchgear_subclasses.shells import (
+    Subclass,
     has_shell,
     opened,
     plain_parts,
-    refuse_changes,
     shell_of,
-    shelled_in,
 )
-from switchgear_core.record.signature import Argument, Closure, Held, Part
-from switchgear_subclasses import torch_private as internals
-from switchgear_subclasses.formulas import gradients_agree
 
 #: Attributes of a tensor that its stand-in does not share.
 _OWN = frozenset(map(getter, ("data", "grad", "grad_fn", "is_leaf", "_base", "_version")))
@@ -52,7 +49,7 @@ class State:
     """
 
     stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    owners: dict[int, tuple[torch.Tensor, Shell, int]] = field(default_factory=dict)
+    owners: dict[int, tuple[torch.Tensor, Subclass, int]] = field(default_factory=dict)
     values: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     inner: dict[int, torch.Tensor] = field(default_factory=dict)
     attributes: Attributes = field(default_factory=list)
@@ -78,8 +75,10 @@ class Subclasses(Handler):
         """Begin without tensors."""
         state = State()
 
-        def closed(shell: Shell, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-            return _stand_in(state, shell.around([*map(state.value_of, parts)]), shell.requires_grad)
+        def closed(shell: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            tensor = _stand_in(state, shell.around([*map(state.value_of, parts)]), shell.requires_grad)
+            state.attributes += attributes_of(tensor)
+            return tensor
 
         recorder.closed = closed
         return state
@@ -174,7 +173,7 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
     return stand_in
 
 
-def _guard(shell: Shell, origin: Any, number: int) -> Guard:
+def _guard(shell: Subclass, origin: Any, number: int) -> Guard:
     """Return the guard on a tensor from outside."""
     owner = origin.owner if isinstance(origin, Held) else None
     argument = f"a{owner.index}" if isinstance(owner, Argument) else ""

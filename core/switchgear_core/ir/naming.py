@@ -27,7 +27,8 @@ def symbol_of(fn: Callable[..., object]) -> Symbol | None:
         return Symbol(str(fn), fn)
     name = resolve_name(fn)
     if name is None and str(getattr(fn, "__module__", None)).startswith("torch"):
-        name = f"{fn.__module__}.{getattr(fn, '__qualname__', '')}"
+        path = getattr(fn, "__qualname__", "").removeprefix("_VariableFunctionsClass.")
+        name = f"{fn.__module__}.{path}"
     if name is None or "<" in name or name.endswith(("__get__", "__set__", "__delete__")):
         return None
     return _canonical(name, fn)

@@ -120,6 +120,8 @@ class Scope:
             return "..."
         if isinstance(value, torch.device) and self._bound is None:
             return f'torch.device("{value}")'
+        if isinstance(value, internals.OpOverload) and self._bound is None:
+            return self.at(f"torch.ops.{value}")
         if type(value) in _REPRESENTED:
             return repr(value)
         return self.constant(value, f"{type(value).__name__}_{len(self.values)}")

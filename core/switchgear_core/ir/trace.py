@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import linecache
+import os
 import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 
-from switchgear_core.errors import Unsupported
+from switchgear_core.errors import InvalidInput, Unsupported
+from switchgear_core.ir.pickling import pickled
 from switchgear_core.ir.printing import Scope
 from switchgear_core.ir.proxy import NumberProxy, TensorProxy
 from switchgear_core.ir.symbol import IN_PLACE, BoundSymbol, line, parts, proxies, with_parts
@@ -142,6 +145,27 @@ class Trace(Shown):
             A function of the sizes and inputs.
         """
         return compile_trace(self, boxed=boxed)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the program as Python, and its constants and the layouts of its inputs to a file `.pt` of that name.
+
+        Args:
+            path: the file of the program, for `sg.load_trace`; its name ends in `.py`.
+
+        Raises:
+            InvalidInput: the path has another ending, or the distribution `switchgear` is not installed.
+            Unsupported: the program has something that only this process has: a region, a function of the user.
+        """
+        try:
+            graphs: Any = importlib.import_module("switchgear_graphs")
+        except ModuleNotFoundError:
+            raise InvalidInput(
+                "Trace.save needs switchgear_graphs: pip install switchgear"
+            ) from None
+        graphs.save_trace(self, path)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return pickled(Trace, tuple([getattr(self, item.name) for item in fields(self)]))
 
     def with_provenance(self, name: str, seconds: float) -> Trace:
         """Add a pass to the history of the trace.

@@ -144,7 +144,7 @@ def differentiated(
     joint = differentiate(prepared[-1], selection, grad_outputs, higher_order=higher_order)
     refuse_hidden_writes(joint, prepared[-1], hidden)
     stages.keep("differentiate", joint.trace, start)
-    stages.plugin_passes("after_grad", selection)
+    stages.plugin_passes("after_grad", selection, count=joint.count)
     if higher_order:
         # a trace to be differentiated again stays unchanged, so that gradients sum in autograd's order
         _simplify(stages, selection, joint.count, is_differentiated=True)

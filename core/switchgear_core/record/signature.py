@@ -14,7 +14,7 @@ import torch
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
 from switchgear_core.record.guards import HEAP, Known
-from switchgear_core.record.shell import Shell, opened
+from switchgear_core.record.shell import Shell, shell_of
 from switchgear_core.record.structure import Structure, flatten
 
 _PYTHON = (
@@ -211,8 +211,7 @@ class Part:
 
     def fetch(self, tensor: torch.Tensor) -> Any:
         """Return the inner tensor, or None if there is none."""
-        parts = opened(tensor)
-        return parts[self.number] if self.number < len(parts) else None
+        return self.shell.opening()(tensor)[self.number] if shell_of(tensor) else None
 
     def __str__(self) -> str:
         return f"{self.of}.{self.shell.names[self.number]}"
@@ -352,7 +351,7 @@ def check_tensor(tensor: torch.Tensor, subject: str) -> None:
     """Refuse the kinds of tensors that a trace cannot hold, by name."""
     if type(tensor) not in _PLAIN_TENSORS:
         raise Unsupported(
-            f"{subject} is a {type(tensor).__qualname__}: tensor subclasses without __tensor_flatten__ are not supported",
+            f"{subject} is a {type(tensor).__qualname__}: subclasses without __tensor_flatten__ are not supported",
             splits=False,
         )
     if internals.is_functorch_tensor(tensor):

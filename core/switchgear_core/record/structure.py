@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from switchgear_core.record.guards import value_key
-from switchgear_core.record.shell import Closing, Shell, has_shell, opened, shell_of
+from switchgear_core.record.shell import Closing, Shell, closed, shell_of
 from switchgear_core.source_text import attribute
 from switchgear_core.torch_private import pytree
 
@@ -35,7 +35,7 @@ class Structure:
         """Whether there is no nesting."""
         return self.spec.is_leaf() and not self.records
 
-    def unflatten(self, leaves: list[object], closed: Closing = Shell.closed) -> Any:
+    def unflatten(self, leaves: list[object], closed: Closing = closed) -> Any:
         """Return the nested value with the given leaves; `closed` makes tensors with inner tensors."""
         if self.records:
             leaves = list(leaves)
@@ -43,7 +43,7 @@ class Structure:
             span = slice(index, index + inner.num_leaves)
             values = inner.unflatten(leaves[span], closed)
             leaves[span] = [
-                closed(kind, values) if isinstance(kind, Shell) else _record(kind, names, values)
+                _record(kind, names, values) if isinstance(kind, type) else closed(kind, values)
             ]
         return pytree.tree_unflatten(leaves, self.spec)
 
@@ -64,7 +64,7 @@ class Structure:
     def shells(self) -> Iterator[Shell]:
         """Yield the shells of tensors with inner tensors."""
         for _, kind, _, inner in self.records:
-            if isinstance(kind, Shell):
+            if not isinstance(kind, type):
                 yield kind
             yield from inner.shells()
 
@@ -110,23 +110,22 @@ def _take_parts(
             pending += [*zip(spec.children(), _open(spec, name, scope, lines), strict=True)][::-1]
         elif record := records.get(next(places)):
             kind, fields, inner = record
-            if isinstance(kind, Shell):
-                scope |= {f"fits_{name}": kind.checking(), f"opened_{name}": kind.opening()}
-                lines.append(f"if not fits_{name}({name}): return miss")
-                field_names = [f"{name}_{index}" for index in range(len(fields))]
-                lines.append(f"{', '.join(field_names)}, *_ = opened_{name}({name})")
-            else:
+            field_names = [f"{name}_{index}" for index in range(len(fields))]
+            if isinstance(kind, type):
                 scope[f"type_{name}"] = kind
                 lines.append(f"if type({name}) is not type_{name}: return miss")
                 if kind.__dictoffset__:
                     lines.append(f"if len({name}.__dict__) > {len(fields)}: return miss")
-                field_names = [f"{name}_{index}" for index in range(len(fields))]
                 lines.extend(
                     [
                         f"{part} = {attribute(name, field)}"
                         for part, field in zip(field_names, fields, strict=True)
                     ]
                 )
+            else:
+                scope |= {f"fits_{name}": kind.checking(), f"opened_{name}": kind.opening()}
+                lines.append(f"if not fits_{name}({name}): return miss")
+                lines.append(f"{', '.join(field_names)}, *_ = opened_{name}({name})")
             _take_parts(inner, field_names, leaves, scope, lines)
         else:
             lines.append(f"{next(leaves)} = {name}")
@@ -190,21 +189,20 @@ def flatten(
         return _is_size(part) or (part is not root and _has_identity(part))
 
     leaves, spec = pytree.tree_flatten(value, is_leaf=_is_size if root is None else is_leaf)
-    is_record = has_shell if root is not None else _is_record_or_object if objects else _is_record
-    if not any(is_record(leaf) or has_shell(leaf) for leaf in leaves):
-        return leaves, Structure(spec)
+    is_record = _is_record_or_object if objects else _is_record
     flat: list[object] = []
     records = []
     for index, leaf in enumerate(leaves):
-        if not is_record(leaf) and not has_shell(leaf):
-            flat.append(leaf)
-            continue
-        kind: type | Shell = shell_of(leaf) if has_shell(leaf) else type(leaf)
-        if isinstance(kind, Shell):
-            names, values = kind.names, [*opened(leaf)]
-        else:
+        shell = shell_of(leaf)
+        kind: type | Shell = shell or type(leaf)
+        if shell is not None:
+            names, values = shell.names, [*shell.opening()(leaf)][: len(shell.names)]
+        elif root is None and is_record(leaf):
             names = _fields(leaf) if _is_record(leaf) else tuple(vars(leaf))
             values = [getattr(leaf, name) for name in names]
+        else:
+            flat.append(leaf)
+            continue
         inner_leaves, inner = flatten(values, objects=objects)
         records.append((index, kind, names, inner))
         flat.extend(inner_leaves)

@@ -60,8 +60,8 @@ class PassContext(Protocol):
         destined: after claiming: positions of outputs that are only copied into inputs after the run, with positions of
             the inputs. A pass that writes to the input instead replaces the output by None, and counts the write in
             `Trace.writes`.
-        count: before the partition: the number of outputs of a joint trace that are the forward's; None if the trace
-            has no gradients.
+        count: after `grad` and before the partition: the number of outputs of a joint trace that are the forward's;
+            None if the trace has no gradients.
         is_differentiated: before the partition: whether the trace will be differentiated again.
     """
 

@@ -1,0 +1,170 @@
+"""Shells of tensor subclasses that PyTorch flattens into inner tensors, and rebuilds around others."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from switchgear_core import torch_private as internals
+from switchgear_core.errors import Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class Subclass:
+    """A tensor of a subclass without its inner tensors, whose attributes are `names`."""
+
+    kind: type[Any]
+    names: tuple[str, ...]
+    context: object = field(hash=False)
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    #: The shells of the inner tensors; None for plain ones.
+    inner: tuple[Subclass | None, ...]
+
+    def around(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return a tensor of the subclass with other inner tensors, without history."""
+        inner = dict(zip(self.names, parts, strict=True))
+        return self.kind.__tensor_unflatten__(inner, self.context, self.size, self.stride)  # type: ignore[no-any-return]
+
+    def closed(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return a tensor of the subclass; its gradient flows to the inner tensors."""
+        if any(part.requires_grad for part in parts) and _is_followed(parts):
+            return _Closed.apply(self, *parts)  # type: ignore[no-any-return,no-untyped-call]
+        return self.around(parts)
+
+    def checking(self) -> Callable[[Any], bool]:
+        """Return a function that checks whether a tensor differs at most in its inner tensors."""
+        check: Callable[[object], bool] | None = None
+        pairs = zip(self.names, self.inner, strict=True)
+        inside = [(name, shell.checking()) for name, shell in pairs if shell is not None]
+
+        def fits(tensor: Any) -> bool:
+            nonlocal check
+            if check is None:  # outside of the capture, whose state of dispatch the check would remember
+                if not has_shell(tensor) or shell_of(tensor) != self:
+                    return False
+                check = internals.tensor_guards([tensor])
+            if not check(tensor):
+                return False
+            names, context = tensor.__tensor_flatten__()
+            if (*names,) != self.names or context != self.context:
+                return False
+            return all(fits_inside(getattr(tensor, name)) for name, fits_inside in inside)
+
+        return fits
+
+    def opening(self) -> Callable[[Any], Any]:
+        """Return a function from such a tensor to its inner tensors."""
+        # a tuple also for a single name
+        return opened if self.requires_grad else attrgetter(*self.names, self.names[0])
+
+
+def has_shell(value: Any) -> bool:
+    """Check whether a value is a tensor of a subclass with inner tensors."""
+    kind = type(value)
+    is_apart = hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+    return is_apart and issubclass(kind, torch.Tensor)
+
+
+def shell_of(tensor: Any) -> Subclass:
+    """Return the shell of a tensor of a subclass.
+
+    Raises:
+        Unsupported: not everything inside is a tensor, or the sizes are not plain numbers.
+    """
+    names, context = tensor.__tensor_flatten__()
+    kind = type(tensor)
+    parts = [getattr(tensor, name) for name in names]
+    is_plain = all(isinstance(part, torch.Tensor) for part in parts)
+    with internals.DisableTorchFunction():
+        if not names or not is_plain or tensor.layout is not torch.strided:
+            raise Unsupported(
+                f"a {kind.__qualname__} has inner values that are no tensors, or another layout than strided",
+                splits=False,
+            )
+        layout = tensor.size(), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+        if isinstance(context, (list, dict, set)):
+            context = copy.deepcopy(context)  # the tensor may change its own
+    shells = tuple([shell_of(part) if has_shell(part) else None for part in parts])
+    return Subclass(kind, tuple(names), context, *layout, shells)
+
+
+def opened(tensor: Any) -> tuple[Any, ...]:
+    """Return the inner tensors of a tensor; their gradients flow to it. There are none if it is of no subclass."""
+    if not has_shell(tensor):
+        return ()
+    parts = tuple([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
+    if tensor.requires_grad and _is_followed(parts):
+        return _Opened.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
+    return parts
+
+
+def _is_followed(parts: Sequence[torch.Tensor]) -> bool:
+    """Check whether autograd is on, and inner tensors are no stand-ins of a capture."""
+    return torch.is_grad_enabled() and not any(
+        map(internals.is_wrapper, (inner for part in parts for inner in plain_parts(part)))
+    )
+
+
+def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
+    """Yield the inner tensors of a tensor that are of no subclass; a plain tensor is its own."""
+    if not has_shell(tensor):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from plain_parts(getattr(tensor, name))
+
+
+class _Opened(torch.autograd.Function):
+    """From a tensor to its inner tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Any) -> tuple[torch.Tensor, ...]:
+        ctx.shell = shell_of(tensor)
+        parts = [getattr(tensor, name).detach() for name in ctx.shell.names]
+        ctx.mark_non_differentiable(*[part for part in parts if not _has_gradient(part)])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*parts)
+        return tuple(parts)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> torch.Tensor | None:
+        if all(grad is None for grad in grads):
+            return None
+        pairs = zip(grads, ctx.saved_tensors, strict=True)
+        defined = [torch.zeros_like(part) if grad is None else grad for grad, part in pairs]
+        shell: Subclass = ctx.shell
+        return shell.closed(defined)
+
+
+class _Closed(torch.autograd.Function):
+    """From inner tensors to their tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, shell: Subclass, *parts: torch.Tensor) -> torch.Tensor:
+        ctx.shell = shell
+        ctx.set_materialize_grads(False)
+        return shell.around([part.detach() for part in parts])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * (1 + len(ctx.shell.names))
+        if type(grad) is not ctx.shell.kind:
+            raise RuntimeError(
+                f"the gradient of a {ctx.shell.kind.__qualname__} from a compiled function is a "
+                f"{type(grad).__qualname__}; call the original function"
+            )
+        return (None, *opened(grad))
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
