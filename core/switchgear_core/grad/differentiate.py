@@ -40,6 +40,7 @@ from switchgear_core.ir.symbol import (
     with_parts,
 )
 from switchgear_core.ir.trace import Names, Trace, names_of
+from switchgear_core.ir.writes import WritingOperator
 from switchgear_core.record.doors import Doors
 from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.values import metadata_proxy
@@ -235,10 +236,14 @@ class Forward:
         self.linears.append(Linear(item.inputs, applied.outputs, applied.pull, link))
 
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
-        # fail here, at the operator, and not in the sweep
+        # fail here, at the operator, and not in the sweep; but the results of one that writes have no formula
+        is_writing = isinstance(item.symbol.fn, WritingOperator)
+        formless = {proxy.name for proxy in proxies(item.output[0])} if is_writing else set()
         expected = tuple(
             [
-                changed_proxy(p, requires_grad=False) if p.requires_grad else None
+                changed_proxy(p, requires_grad=False)
+                if p.requires_grad and p.name not in formless
+                else None
                 for p in item.outputs
             ]
         )
