@@ -33,6 +33,7 @@ from switchgear_core.ir.symbol import (
     Link,
     RuleOrigin,
     changed,
+    inherited,
     map_proxies,
     proxies,
     region_of,
@@ -149,7 +150,7 @@ class Forward:
         while pending:
             item = self._current(pending.popleft())
             parts = self._decide(item, origin)
-            tags = item.tags & {RECOMPUTED}
+            tags = inherited(item.tags)
             pending.extendleft(
                 changed(part, tags=part.tags | tags) if tags else part for part in reversed(parts)
             )
@@ -229,7 +230,8 @@ class Forward:
                         self.body.append(linked(line, link))
                         self.linears.append(refusing(line, link, error))
         else:
-            self.body.extend(linked(line, link, *item.tags & {SAVED}) for line in applied.forward)
+            tags = item.tags & {SAVED} | inherited(item.tags)
+            self.body.extend(linked(line, link, *tags) for line in applied.forward)
         for proxy, output in zip(item.outputs, applied.outputs, strict=True):
             if output != proxy:
                 self.aliases[proxy.name] = output
