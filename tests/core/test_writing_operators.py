@@ -5,6 +5,7 @@ The operators write through `.data`, as kernels do by address: PyTorch counts on
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -575,3 +576,62 @@ def test_functional_transforms() -> None:
 
     x = numbers(3)
     assert torch.equal(sg.grad(function)(x), 2 * x)
+
+
+#: The steps of random programs, each on one or two values of the pool, with a number that decides details.
+STEPS: dict[str, Callable[[list[Tensor], Tensor, Tensor, float], Any]] = {
+    "scale": lambda pool, p, q, c: ops.scale_(p, 1.5),
+    "exchange": lambda pool, p, q, c: ops.exchange(p, q),
+    "list": lambda pool, p, q, c: ops.scale_all([p, q], 1.25),
+    "result": lambda pool, p, q, c: pool.append(ops.add_sin(p, q.detach()).detach()),
+    "optional": lambda pool, p, q, c: pool.append(ops.add_if(p if c < 0.7 else None, q.detach()).detach()),
+    "out": lambda pool, p, q, c: ops.square_out(p, q.detach()),
+    "in place": lambda pool, p, q, c: None if p.is_leaf and p.requires_grad else p.mul_(0.5),
+    "sin": lambda pool, p, q, c: pool.append(p.sin()),
+    "view": lambda pool, p, q, c: pool.append(p[1:] if c < 0.5 else p[:, :2]),
+    "product": lambda pool, p, q, c: pool.append(p * q),
+    "detach": lambda pool, p, q, c: pool.append(p.detach()),
+    "unseen": lambda pool, p, q, c: _without_grad(p),
+}
+
+
+def _without_grad(x: Tensor) -> None:
+    with torch.no_grad():
+        ops.scale_(x, 0.75)
+
+
+def random_program(seed: int) -> Callable[[Tensor, Tensor], tuple[Tensor, ...]]:
+    choose = random.Random(seed)
+    names = [choose.choice([*STEPS]) for _ in range(choose.randint(3, 8))]
+    steps = [(STEPS[name], choose.random(), choose.random(), choose.random()) for name in names]
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        pool = [x, y]
+        for step, first, second, detail in steps:
+            p, q = pool[int(first * len(pool))], pool[int(second * len(pool))]
+            step(pool, p, q if p.shape == q.shape and p is not q and detail < 0.4 else p * 1, detail)
+        return tuple(one * 1 for one in pool)
+
+    return function
+
+
+def test_random_programs() -> None:
+    """Everything is eager's to the bit, or refused with a reason; where eager raises, nothing is compared."""
+    compared = 0
+    for seed in range(120):
+        function = random_program(seed)
+        grads = GRADS[seed % len(GRADS)]
+        try:
+            expected = outcome(function, *arguments(grads))
+        except RuntimeError as error:
+            if "modified" in str(error) or "in-place" in str(error):
+                continue
+            raise
+        jitted = sg.jit(function, executors=["torch"], fallback="error")
+        try:
+            actual = outcome(jitted, *arguments(grads))
+        except Unsupported:
+            continue
+        assert all(map(same, expected, actual)), (seed, expected, actual)
+        compared += 1
+    assert compared > 60
