@@ -150,6 +150,27 @@ def unseen(x: Tensor, y: Tensor) -> Tensor:
     return z * z
 
 
+def unseen_through_a_view(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    z = x * y
+    view = z[1:]
+    with torch.no_grad():
+        ops.scale_(view, 2.0)
+    return z * z, view.sin()
+
+
+def detached_part(x: Tensor, y: Tensor) -> Tensor:
+    """Autograd sees neither write, so the gradient of all of `z` goes on."""
+    z = x * y
+    ops.exchange(z[:2], z[2:].detach())
+    return z * z
+
+
+def equal_values(x: Tensor, y: Tensor) -> Tensor:
+    """Common subexpressions become one value, which is read while it is written to."""
+    z, w = x.detach() + 1, x.detach() + 1
+    return ops.add_if(z, w).detach() * z * y  # type: ignore[no-any-return]
+
+
 def out_of_nothing(x: Tensor, y: Tensor) -> Tensor:
     out = torch.empty_like(x)
     ops.square_out(out, x)
@@ -165,7 +186,7 @@ def inner_and_saved(x: Tensor, y: Tensor) -> Tensor:
 FUNCTIONS = [
     *(one_input, one_inner, result_and_write, listed, optional, optional_none, two_targets, slice_of_input),
     *(column_of_inner, view_read_later, base_with_views, disjoint_slices, several, unseen, out_of_nothing),
-    inner_and_saved,
+    *(inner_and_saved, unseen_through_a_view, detached_part, equal_values),
 ]
 #: Which of the two arguments require grad.
 GRADS = [(False, False), (True, False), (False, True), (True, True)]
