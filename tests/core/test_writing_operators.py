@@ -167,7 +167,7 @@ def detached_part(x: Tensor, y: Tensor) -> Tensor:
 
 def equal_values(x: Tensor, y: Tensor) -> Tensor:
     """Common subexpressions become one value, which is read while it is written to."""
-    z, w = x.detach() + 1, x.detach() + 1
+    z, w = x + 1, x + 1
     return ops.add_if(z, w).detach() * z * y  # type: ignore[no-any-return]
 
 
@@ -280,6 +280,15 @@ def test_one_line_that_writes_in_place() -> None:
     assert None in trace.outputs
     assert torch.equal(k[:, :, 5], x * x)
     assert f"torch.ops.{_SPACE}.square_out.default(" in str(trace)
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_memory_made_inside_is_written_in_place(needs_grad: bool) -> None:
+    """The usual way to call a kernel: with an empty tensor for its result."""
+    jitted = sg.jit(out_of_nothing, executors=["torch"], fallback="error")
+    x, y = arguments((False, needs_grad))
+    assert torch.equal(jitted(x, y), x * x + y)
+    assert "switchgear.duplicate" not in names(sg.last_traces(jitted)[-1])
 
 
 def test_a_copy_where_the_old_value_is_read_later() -> None:

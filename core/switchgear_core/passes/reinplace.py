@@ -213,8 +213,9 @@ class _Plan:
         self._strided = {self.values.root(proxy.name) for item in strided for proxy in item.inputs}
         self.steps: dict[int, _Step] = {}
         self.writes: list[_Write] = []
-        #: Memory made by the trace, and memory that a plugin's call may keep.
-        self._own: set[str] = set()
+        #: Memory made by the trace: True for an operator's, False for that of a function of PyTorch, called whole.
+        self._own: dict[str, bool] = {}
+        #: Memory that a plugin's call may keep.
         self._barred: set[str] = set()
         for index, item in enumerate(self.lines):
             self._pass(index, item)
@@ -252,8 +253,9 @@ class _Plan:
                 continue
             values.compute(proxy)
             memory = values.memory[proxy.name]
-            if is_plain and memory == proxy.name and len(item.outputs) == 1:
-                self._own.add(memory)
+            is_whole = item.implementation is not None and item.implementation.fn is item.symbol.fn
+            if (is_plain or is_whole) and memory == proxy.name and len(item.outputs) == 1:
+                self._own[memory] = is_plain
             if proxy.name not in values.originals and not is_plain:
                 self._barred |= {memory, *[values.of(one.name) for one in item.inputs]}
 
@@ -267,7 +269,9 @@ class _Plan:
         is_input = memory in self._places.values() and index > self._checked
         in_part = base.name not in self.values.full or _writes_in_part(item.symbol.fn)
         # the trace's own memory, computed as a whole, gains nothing
-        if memory in self._barred or not (is_input or (in_part and memory in self._own)):
+        is_operator = isinstance(item.symbol.fn, WritingOperator)
+        is_own = memory in self._own if is_operator else self._own.get(memory, False)
+        if memory in self._barred or not (is_input or (in_part and is_own)):
             return False
         step = self._step(item, base, output)
         chain = None if step is None else self._chain(index, base, output, step)
