@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from switchgear.functional import grad, value_and_grad, vjp
     from switchgear.jitting import jit
     from switchgear.options import defaults
+    from switchgear.tags import checkpoint_name
     from switchgear_core.ir.choice import Declined
     from switchgear_core.ir.proxy import TensorProxy
     from switchgear_core.ir.symbol import BoundSymbol, Symbol
@@ -47,6 +48,7 @@ __all__ = [
     "Trace",
     "cache_info",
     "capture",
+    "checkpoint_name",
     "defaults",
     "differentiate",
     "disk_cache",
@@ -88,6 +90,7 @@ _MODULES = {
 _PLACES = {
     **dict.fromkeys(("grad", "value_and_grad", "vjp"), "switchgear.functional"),
     "jit": "switchgear.jitting",
+    "checkpoint_name": "switchgear.tags",
     "defaults": "switchgear.options",
     "Declined": "switchgear_core.ir.choice",
     "TensorProxy": "switchgear_core.ir.proxy",
@@ -136,6 +139,8 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of ours
         value = module if name in _MODULES else getattr(module, name)
         if name == "jit":
             importlib.import_module("switchgear.options").document(value)
+            # jitted functions call it, and capture cannot follow the import of a name
+            __getattr__("checkpoint_name")
         return globals().setdefault(name, value)
 
 

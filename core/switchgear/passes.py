@@ -7,12 +7,17 @@ def switchgear_passes():
     return [passes.PassPlacement("name", "before_grad", function)]
 """
 
+from switchgear.tags import tag_names, tagged
 from switchgear_core.ir.aliasing import aliased_argument, storages, written_arguments
 from switchgear_core.ir.lines import Lines, Match, argument, composite, leaf_of
 from switchgear_core.ir.proxy import NumberProxy
+from switchgear_core.ir.symbol import OFFLOAD, RECOMPUTE, SAVE
 from switchgear_core.registry.hookspecs import PassContext, PassPlacement
 
 __all__ = [
+    "OFFLOAD",
+    "RECOMPUTE",
+    "SAVE",
     "Lines",
     "Match",
     "NumberProxy",
@@ -23,5 +28,7 @@ __all__ = [
     "composite",
     "leaf_of",
     "storages",
+    "tag_names",
+    "tagged",
     "written_arguments",
 ]

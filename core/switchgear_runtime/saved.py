@@ -7,7 +7,16 @@ from collections import Counter, defaultdict
 from switchgear_core.grad.partition import Partitioned
 from switchgear_core.ir.choice import Saved
 from switchgear_core.ir.proxy import TensorProxy, bytes_of
-from switchgear_core.ir.symbol import RECOMPUTED, BoundSymbol, proxies
+from switchgear_core.ir.symbol import (
+    OFFLOAD,
+    RECOMPUTE,
+    RECOMPUTED,
+    SAVE,
+    BoundSymbol,
+    policy_of,
+    proxies,
+)
+from switchgear_core.registry.savings import is_recomputed, why_once
 
 
 def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
@@ -39,7 +48,31 @@ def saved_values(parts: Partitioned) -> tuple[Saved, ...]:
     return tuple(report)
 
 
+def recomputed_lines(parts: Partitioned) -> tuple[str, ...]:
+    """Return the operators that the backward runs again, with the reason, and the number of such lines."""
+    counts: Counter[str] = Counter()
+    for item in parts.backward.bound_symbols:
+        if RECOMPUTED in item.tags:
+            rule = item.links[0].rule.owner if item.links else ""
+            reason = (
+                "a region of torch.utils.checkpoint"
+                if rule == "checkpoint"
+                else "its result is not saved"
+            )
+            if any(is_recomputed(item, proxy) for proxy in item.outputs):
+                reason = f"tagged {RECOMPUTE}"
+            counts[f"{item.symbol.name} at {item.source}: {reason}"] += 1
+    return tuple([f"{count} x {text}" for text, count in counts.items()])
+
+
 def _reason(proxy: TensorProxy, item: BoundSymbol | None, parts: Partitioned) -> str:
+    tag = "" if item is None else policy_of(item, proxy)
+    if item is not None and tag == OFFLOAD:
+        return f"tagged {OFFLOAD}, which is not done yet: it stays on its device"
+    if item is not None and tag == SAVE:
+        return f"tagged {SAVE}"
+    if item is not None and tag == RECOMPUTE and (why := why_once(item)):
+        return f"tagged {RECOMPUTE}, but {why}"
     if proxy.name in parts.overwritten:
         return "saved as a copy, for the call overwrites it"
     return "an input, which takes no more memory" if item is None else parts.reason(proxy, item)

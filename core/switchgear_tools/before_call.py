@@ -20,7 +20,13 @@ from switchgear_runtime.fallback import Fallback
 from switchgear_runtime.jitted import JitFunction, JitModule
 from switchgear_runtime.last_call import compiler_of
 from switchgear_runtime.module_state import is_uninitialised
-from switchgear_tools.entries import bytes_in_eager, programs_of, saved_by, sizes_of
+from switchgear_tools.entries import (
+    bytes_in_eager,
+    programs_of,
+    recomputed_by,
+    saved_by,
+    sizes_of,
+)
 from switchgear_tools.facts import ExplainedRegion, Facts
 
 
@@ -47,6 +53,7 @@ def facts_before(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
             [replace(item, regions=group) for item, group in zip(programs, regions, strict=False)]
         ),
         saved=saved_by(entry),
+        recomputed=recomputed_by(entry),
         eager_bytes=bytes_in_eager(entry, compiler.selection),
         sizes=tuple(sizes_of(entry)),
         guards=tuple(entry.guards()),

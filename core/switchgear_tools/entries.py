@@ -15,7 +15,7 @@ from switchgear_core.record.lock import compiles
 from switchgear_core.record.signature import HeldNumber
 from switchgear_core.registry.selection import Selection
 from switchgear_runtime.entry import Entry
-from switchgear_runtime.saved import saved_values
+from switchgear_runtime.saved import recomputed_lines, saved_values
 from switchgear_tools.facts import ExplainedProgram, regions_of
 from switchgear_tools.lifetimes import peak
 
@@ -48,6 +48,11 @@ def _explained(
 def saved_by(entry: Entry) -> tuple[Saved, ...]:
     """Return the tensors that the forward saves for the backward."""
     return () if entry.bridge is None else saved_values(entry.bridge.training.parts)
+
+
+def recomputed_by(entry: Entry) -> tuple[str, ...]:
+    """Return the operators that the backward runs again, with the reasons."""
+    return () if entry.bridge is None else recomputed_lines(entry.bridge.training.parts)
 
 
 def bytes_in_eager(entry: Entry, selection: Selection) -> int:

@@ -14,7 +14,13 @@ from switchgear_runtime.jitted import JitFunction, JitModule
 from switchgear_runtime.last_call import compiler_of, why_no_entry
 from switchgear_runtime.splitting import Splitting
 from switchgear_tools.before_call import facts_before
-from switchgear_tools.entries import bytes_in_eager, programs_of, saved_by, sizes_of
+from switchgear_tools.entries import (
+    bytes_in_eager,
+    programs_of,
+    recomputed_by,
+    saved_by,
+    sizes_of,
+)
 from switchgear_tools.explanation import Explanation
 from switchgear_tools.facts import (
     ExplainedCalls,
@@ -119,6 +125,7 @@ def _facts_after(compiler: Compiler) -> Facts:
         tuple(programs),
         tuple(notes),
         tuple([value for entry, _ in entries for value in saved_by(entry)]),
+        tuple([line for entry, _ in entries for line in recomputed_by(entry)]),
         sum(bytes_in_eager(entry, selection) for entry, _ in entries),
         tuple([line for entry, _ in entries for line in sizes_of(entry)]),
         tuple([line for entry, _ in entries for line in entry.guards()]),

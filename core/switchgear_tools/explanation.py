@@ -72,7 +72,10 @@ class Explanation(Shown):
         return Details(choices, tuple(lines or ["no operator is differentiated"]))
 
     def saved(self) -> Details[Saved]:
-        """Return the tensors saved for the backward, the largest first, then inputs (alive anyway)."""
+        """Return the tensors saved for the backward, the largest first, then inputs (alive anyway).
+
+        The lines that print end with the operators that the backward runs again.
+        """
         facts = self.facts
         ordered = sorted(facts.saved, key=lambda value: (value.alive, -value.bytes))
         alive = [value.bytes for value in ordered if value.alive]
@@ -82,6 +85,8 @@ class Explanation(Shown):
             f"of {sum(alive)} bytes"
         )
         lines = [heading, *[f"  {value}" for value in ordered]] if ordered else ["nothing is saved"]
+        if facts.recomputed:
+            lines += ["recomputed by the backward", *[f"  {line}" for line in facts.recomputed]]
         return Details(tuple(ordered), tuple(lines))
 
     def guards(self) -> Details[str]:

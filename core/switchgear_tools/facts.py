@@ -150,6 +150,7 @@ class Facts:
     programs: tuple[ExplainedProgram, ...] = ()
     notes: tuple[str, ...] = ()
     saved: tuple[Saved, ...] = ()
+    recomputed: tuple[str, ...] = ()
     eager_bytes: int | None = None
     sizes: tuple[str, ...] = ()
     guards: tuple[str, ...] = ()

@@ -18,9 +18,9 @@ from switchgear_core.ir.aliasing import is_view
 from switchgear_core.ir.composites import leaves_of
 from switchgear_core.ir.proxy import TensorProxy, bytes_of, is_dense
 from switchgear_core.ir.purity import is_pure
-from switchgear_core.ir.symbol import BoundSymbol, proxies, region_of
+from switchgear_core.ir.symbol import OFFLOAD, SAVE, BoundSymbol, policy_of, proxies, region_of
 from switchgear_core.ir.writes import DRAW_BERNOULLI
-from switchgear_core.registry.savings import Body, Problem
+from switchgear_core.registry.savings import Body, Problem, is_recomputed
 from switchgear_memory.costs import cost, is_a_pass, weight_of
 from switchgear_memory.min_cut import SINK, SOURCE, min_cut
 
@@ -57,7 +57,7 @@ class Prices:
 
     def saving(self, proxy: TensorProxy, maker: BoundSymbol | None) -> int | None:
         """Return the price of saving a value; None if impossible, or if its base is saved instead."""
-        if proxy.name in self.transient:
+        if proxy.name in self.transient or (maker is not None and is_recomputed(maker, proxy)):
             return None
         if maker is not None and is_view(maker) and not self._is_copied(proxy, maker):
             return None
@@ -92,10 +92,15 @@ class Prices:
             geometry = item.symbol.fn is _aten.as_strided.default
             copied = geometry and any(proxy.name in self.overwritten for proxy in item.outputs)
             return "its place in memory is not that of the copy" if copied else 0
+        if any(is_recomputed(item, proxy) for proxy in item.outputs):
+            return int(cost([item], fused=self.fused))
         if item.is_random:
             return "it draws random numbers"
         if region_of(item):
             return "a region of torch.utils.checkpoint says so"
+        policies = [policy_of(item, proxy) for proxy in item.outputs]
+        if SAVE in policies or OFFLOAD in policies:
+            return "its tag says so"
         if self.is_budget:
             return (
                 int(cost([item], fused=self.fused))

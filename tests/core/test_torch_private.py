@@ -462,6 +462,24 @@ def test_in_place_on_wrappers_is_functional_and_changes_what_they_stand_for(mode
         assert internals.unwrap(view).shape == (3,)
 
 
+def test_own_kernels_of_an_operator() -> None:
+    """A custom operator counts its writes, and functionalization has no kernel for it until one is registered."""
+
+    @torch.library.custom_op("switchgear_test_torch_private::write", mutates_args=("x",))
+    def write(x: torch.Tensor) -> None:
+        x.zero_()
+
+    operator = write._opoverload
+    keys = ("ADInplaceOrView", "Autograd", "Functionalize", "CompositeImplicitAutograd")
+    assert [internals.has_kernel(operator, key) for key in keys] == [True, True, False, False]
+    assert internals.has_kernel(torch.ops.aten.matmul.default, "CompositeImplicitAutograd")
+    library = torch.library.Library("switchgear_test_torch_private", "IMPL")
+    library.impl("write", lambda x: None, "Functionalize")
+    assert internals.has_kernel(operator, "Functionalize")
+    library._destroy()
+    assert not internals.has_kernel(operator, "Functionalize")
+
+
 def test_functionalization_nests_and_ends() -> None:
     def included() -> bool:
         return torch._C._dispatch_tls_is_dispatch_key_included("Functionalize")

@@ -442,7 +442,8 @@ def test_explain_says_what_is_saved_and_why() -> None:
     assert text[start] == (
         "saved for the backward, memory='balanced': 40 bytes in 2 values, and 2 inputs, which live anyway, of 72 bytes"
     )
-    value, mask, *inputs = text[start + 1 :]
+    end = text.index("recomputed by the backward")
+    value, mask, *inputs = text[start + 1 : end]
     assert "cpu f32[2, 4], 32 bytes, aten.sigmoid.default at " + place in value
     assert value.endswith("; for aten.cos.default, aten.sigmoid_backward.default; recomputing costs more")
     assert "cpu b8[2, 4], 8 bytes, switchgear.draw_bernoulli at " + place in mask
@@ -451,6 +452,9 @@ def test_explain_says_what_is_saved_and_why() -> None:
         "4], 48 bytes, input; for aten.t.default; an input, which takes no more memory",
         "3], 24 bytes, input; for aten.t.default; an input, which takes no more memory",
     ]
+    (again,) = text[end + 1 :]
+    assert again.startswith(f"  1 x aten.div.Scalar at {place}")
+    assert again.endswith(": its result is not saved")
 
 
 # What a rule of the user's saves.

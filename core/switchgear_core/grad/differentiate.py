@@ -33,6 +33,7 @@ from switchgear_core.ir.symbol import (
     Link,
     RuleOrigin,
     changed,
+    inherited,
     map_proxies,
     proxies,
     region_of,
@@ -40,6 +41,7 @@ from switchgear_core.ir.symbol import (
     with_parts,
 )
 from switchgear_core.ir.trace import Names, Trace, names_of
+from switchgear_core.ir.writes import WritingOperator
 from switchgear_core.record.doors import Doors
 from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.values import metadata_proxy
@@ -148,7 +150,7 @@ class Forward:
         while pending:
             item = self._current(pending.popleft())
             parts = self._decide(item, origin)
-            tags = item.tags & {RECOMPUTED}
+            tags = inherited(item.tags)
             pending.extendleft(
                 changed(part, tags=part.tags | tags) if tags else part for part in reversed(parts)
             )
@@ -228,17 +230,22 @@ class Forward:
                         self.body.append(linked(line, link))
                         self.linears.append(refusing(line, link, error))
         else:
-            self.body.extend(linked(line, link, *item.tags & {SAVED}) for line in applied.forward)
+            tags = item.tags & {SAVED} | inherited(item.tags)
+            self.body.extend(linked(line, link, *tags) for line in applied.forward)
         for proxy, output in zip(item.outputs, applied.outputs, strict=True):
             if output != proxy:
                 self.aliases[proxy.name] = output
         self.linears.append(Linear(item.inputs, applied.outputs, applied.pull, link))
 
     def _derive(self, item: BoundSymbol, origin: BoundSymbol) -> None:
-        # fail here, at the operator, and not in the sweep
+        # fail here, at the operator, and not in the sweep; but the results of one that writes have no formula
+        is_writing = isinstance(item.symbol.fn, WritingOperator)
+        formless = {proxy.name for proxy in proxies(item.output[0])} if is_writing else set()
         expected = tuple(
             [
-                changed_proxy(p, requires_grad=False) if p.requires_grad else None
+                changed_proxy(p, requires_grad=False)
+                if p.requires_grad and p.name not in formless
+                else None
                 for p in item.outputs
             ]
         )

@@ -29,7 +29,7 @@ from switchgear_core.ir.symbol import (
     region_of,
 )
 from switchgear_core.ir.trace import Names, Trace, names_of
-from switchgear_core.registry.savings import AS_EAGER, Body, Problem, Savings
+from switchgear_core.registry.savings import OF_EAGER, Body, Problem, Savings
 
 _CLONE = Symbol("aten.clone.default", torch.ops.aten.clone.default)
 #: Rules that choose their residuals; with a transform, the forward part is unknown.
@@ -54,15 +54,16 @@ class Partitioned:
 
     @property
     def saved_bytes(self) -> int:
-        """The saved bytes, without inputs (alive anyway)."""
+        """The saved bytes, without inputs and constants (alive anyway)."""
         alive = {proxy.name for proxy in self.forward.inputs} - self.overwritten
+        alive.update(self.forward.tensors)
         return sum(proxy.bytes for proxy in self.saved if proxy.name not in alive)
 
 
 def partition(
     joint: Joint,
     overwritten: frozenset[str] = frozenset(),
-    savings: Savings = AS_EAGER,
+    savings: Savings = OF_EAGER,
     fuses: bool = False,
     eager_bytes: Callable[[], int] | None = None,
 ) -> Partitioned:

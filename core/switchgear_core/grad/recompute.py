@@ -21,12 +21,15 @@ from switchgear_core.ir.symbol import (
     BACKWARD,
     CHECK,
     CHECKPOINT,
+    OFFLOAD,
     RANDOM,
     RECOMPUTED,
+    SAVE,
     SAVED,
     BoundSymbol,
     Link,
     RuleOrigin,
+    policy_of,
     region_of,
     with_parts,
 )
@@ -137,7 +140,8 @@ class _Regions:
             if region is None or CHECK in item.tags:
                 continue
             names = {proxy.name for proxy in item.outputs} & self.pending
-            if SAVED in item.tags or (item.is_random and _has_generator(item)):
+            is_saved = any(policy_of(item, proxy) in (SAVE, OFFLOAD) for proxy in item.outputs)
+            if is_saved or SAVED in item.tags or (item.is_random and _has_generator(item)):
                 for name in names:
                     self._keep(name)
             at = region, item.outputs[0].device

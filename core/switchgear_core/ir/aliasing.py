@@ -130,6 +130,8 @@ _PLACES: dict[str, tuple[object, tuple[int, str] | None]] = {}
 
 
 def _viewed_place(overload: internals.OpOverload) -> tuple[int, str] | None:
+    if overload._schema.is_mutable and overload.namespace != "aten":
+        return None  # the arguments that it returns are no outputs of its line
     if all(returned.alias_info is None for returned in overload._schema.returns):
         return None
     arguments = enumerate(overload._schema.arguments)

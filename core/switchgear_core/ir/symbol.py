@@ -17,6 +17,14 @@ from switchgear_core.source_text import is_name, plain
 
 #: Draws random numbers: never merged, recomputed, reordered or removed.
 RANDOM = "random"
+#: The backward recomputes the results. This tag and the next two may be followed by a colon and the name of one result.
+RECOMPUTE = "recompute"
+#: Results that the backward reads are saved.
+SAVE = "save"
+#: Results that the backward reads are to be moved to the host; not done yet, so they are saved.
+OFFLOAD = "offload"
+#: The user's name for a result, and the result's name follow, after colons.
+NAMED = "named"
 #: Inside a region of `torch.utils.checkpoint`; the region's number follows, greater for inner regions.
 CHECKPOINT = "checkpoint:"
 #: Inside such a region, but not recomputed: a selective policy says so.
@@ -294,6 +302,19 @@ def _origin(bound_symbol: BoundSymbol, link: bool) -> str:
 def _forward(bound_symbol: BoundSymbol) -> str:
     names = ", ".join(proxy.name for proxy in bound_symbol.outputs)
     return f"{names} = {bound_symbol.symbol.name}  {bound_symbol.source or ''}".rstrip()
+
+
+def policy_of(item: BoundSymbol, result: TensorProxy) -> str:
+    """Return the tag of a line that says where the backward has a result from, or an empty string."""
+    tags = item.tags
+    policies = RECOMPUTE, SAVE, OFFLOAD
+    return next((tag for tag in policies if tag in tags or f"{tag}:{result.name}" in tags), "")
+
+
+def inherited(tags: Iterable[str]) -> frozenset[str]:
+    """Return the tags that the parts of a call inherit."""
+    kinds = RECOMPUTED, RECOMPUTE, SAVE, OFFLOAD, NAMED
+    return frozenset(tag for tag in tags if tag.partition(":")[0] in kinds)
 
 
 def region_of(item: BoundSymbol) -> str | None:

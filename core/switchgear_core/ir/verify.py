@@ -62,8 +62,8 @@ class _Names:
     def run(self, line: BoundSymbol) -> Iterator[str]:
         """Yield the faults of the next line."""
         is_read, renames = line.symbol is not DEL, line.symbol is AFTER
-        for place, proxy in enumerate(line.inputs):
-            yield from self.use([proxy], is_read and not (renames and place))
+        for proxy in line.inputs:
+            yield from self.use([proxy], is_read and not (renames and proxy is line.inputs[-1]))
         for proxy in line.inputs[1:] if renames else written_arguments(line):
             memory = self._memory.get(proxy.name, proxy.name)
             if memory in self._not_written:

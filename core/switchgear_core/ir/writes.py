@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import abc
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from switchgear_core.errors import Unsupported
-from switchgear_core.ir.symbol import Symbol
+from switchgear_core.ir.proxy import TensorProxy
+from switchgear_core.ir.symbol import BoundSymbol, Symbol
 
 #: The return value of a rule: the outputs, and their pullback.
 _Pulled = tuple[torch.Tensor | tuple[torch.Tensor, ...], Callable[..., Any]]
@@ -86,6 +88,33 @@ WRITTEN_VIEWS: dict[object, Callable[..., torch.Tensor]] = {
         _scatter, torch.ops.aten.diagonal.default
     ),
 }
+
+
+class WritingOperator(abc.ABC):
+    """Function of a symbol for an operator that writes to `targets` among its arguments.
+
+    In a trace, the operator writes nothing: it returns `(results, values)`, with the new values of its targets. PyTorch
+    has no derivative for its results. `reinplace` replaces each call by `lines`.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, *args: object, **kwargs: object) -> tuple[object, object]:
+        """Return the results and the new values; change no argument."""
+
+    @abc.abstractmethod
+    def versions(self, item: BoundSymbol) -> int:
+        """Return by how much a claimed call raises the version of a target."""
+
+    @abc.abstractmethod
+    def targets(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        """Return the targets among the arguments, nested."""
+
+    @abc.abstractmethod
+    def lines(
+        self, item: BoundSymbol, in_place: Mapping[str, TensorProxy], fresh: Callable[[], str]
+    ) -> list[BoundSymbol]:
+        """Return lines that write to the targets in `in_place`, by the names of the new values, and else to copies."""
+
 
 IDENTITY = Symbol("switchgear.identity", identity, _identity_pullback)
 DRAW_BERNOULLI = Symbol("switchgear.draw_bernoulli", draw_bernoulli, _draw_bernoulli_pullback)

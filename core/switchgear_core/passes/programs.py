@@ -12,7 +12,7 @@ from types import MappingProxyType
 import torch
 
 from switchgear_core import torch_private as internals
-from switchgear_core.errors import DataDependent, Unsupported
+from switchgear_core.errors import DataDependent, NotDifferentiable, Unsupported
 from switchgear_core.grad.differentiate import Joint
 from switchgear_core.grad.hidden_writes import EAGERS
 from switchgear_core.grad.partition import Partitioned, backward_for, partition
@@ -181,7 +181,8 @@ def bytes_in_eager(
     """Return the bytes that PyTorch's own formulas save; rules of plugins may save more or less."""
     if any(one.owner not in EAGERS or "skip rule" in one.reason for one in joint.choices):
         plain = replace(selection, rule_sources=(), strict=False)
-        joint = differentiated(stages, plain, joint.grad_outputs)[1]
+        with contextlib.suppress(NotDifferentiable):  # PyTorch has no formula
+            joint = differentiated(stages, plain, joint.grad_outputs)[1]
     return partition(joint, overwritten).saved_bytes
 
 

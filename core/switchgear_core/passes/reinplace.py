@@ -26,8 +26,9 @@ from switchgear_core import torch_private as internals
 from switchgear_core.ir.aliasing import in_place_twin, viewed_argument
 from switchgear_core.ir.choice import Implementation
 from switchgear_core.ir.proxy import TensorProxy, changed_proxy, is_symbolic
-from switchgear_core.ir.symbol import AFTER, IN_PLACE, BoundSymbol, Symbol, changed
+from switchgear_core.ir.symbol import AFTER, IN_PLACE, BoundSymbol, Symbol, changed, proxies
 from switchgear_core.ir.trace import Names, Trace, names_of
+from switchgear_core.ir.writes import WritingOperator
 from switchgear_core.passes.places import Place, Places, extent, geometry, place_of_call, strides
 from switchgear_core.record.sizes import has_numbers
 
@@ -65,17 +66,25 @@ def reinplace(
         The trace. An output that is written to its input is None there; `Trace.writes` counts writes by input.
     """
     plan = _Plan(trace, source, destined)
-    if not plan.steps:
+    has_operators = any(isinstance(item.symbol.fn, WritingOperator) for item in trace.bound_symbols)
+    if not plan.steps and not has_operators:
         return trace
     if mark:
         return _marked(trace, plan)
     names = Names(names_of(trace))
+    in_place = {write.output.name: write.base for write in plan.writes}
     lines: list[BoundSymbol] = []
     for index, item in enumerate(trace.bound_symbols):
-        step = plan.steps.get(index)
-        lines += [item] if step is None else step.lines(item, names)
+        step, fn = plan.steps.get(index), item.symbol.fn
+        if isinstance(fn, WritingOperator):
+            lines += fn.lines(item, in_place, names.fresh)
+        else:
+            lines += [item] if step is None else step.lines(item, names)
     inputs = {proxy.name for proxy in trace.inputs}
-    writes = Counter(write.memory for write in plan.writes if write.memory in inputs)
+    writes: Counter[str] = Counter()
+    for write in plan.writes:
+        if write.memory in inputs:
+            writes[write.memory] += write.versions
     outputs = [None if plan.is_home(place, p) else p for place, p in enumerate(trace.outputs)]
     return replace(
         trace,
@@ -166,6 +175,9 @@ class _Write:
     memory: str
     lines: tuple[int, ...]
     is_in_part: bool
+    base: TensorProxy
+    output: TensorProxy
+    versions: int
 
 
 @dataclass(slots=True)
@@ -201,8 +213,9 @@ class _Plan:
         self._strided = {self.values.root(proxy.name) for item in strided for proxy in item.inputs}
         self.steps: dict[int, _Step] = {}
         self.writes: list[_Write] = []
-        #: Memory made by the trace, and memory that a plugin's call may keep.
-        self._own: set[str] = set()
+        #: Memory made by the trace: True for an operator's, False for that of a function of PyTorch, called whole.
+        self._own: dict[str, bool] = {}
+        #: Memory that a plugin's call may keep.
         self._barred: set[str] = set()
         for index, item in enumerate(self.lines):
             self._pass(index, item)
@@ -226,36 +239,39 @@ class _Plan:
     def _pass(self, index: int, item: BoundSymbol) -> None:
         for proxy in item.inputs:
             self.values.remaining[self.values.of(proxy.name)] -= 1
-        if index not in self.steps and not self._is_written(index, item):
-            self._compute(item)
+        if index not in self.steps:
+            in_place = [self._is_written(index, item, *pair) for pair in _writes_of(item)]
+            if isinstance(item.symbol.fn, WritingOperator) or not any(in_place):
+                self._compute(item)
 
     def _compute(self, item: BoundSymbol) -> None:
         """Define the results of a line without a write in place."""
         values, is_plain = self.values, item.is_leaf and _is_pytorch(item)
+        is_plain |= isinstance(item.symbol.fn, WritingOperator)
         for proxy in item.outputs:
+            if proxy.name in values.memory:  # written by an operator
+                continue
             values.compute(proxy)
             memory = values.memory[proxy.name]
-            if is_plain and memory == proxy.name and len(item.outputs) == 1:
-                self._own.add(memory)
+            is_whole = item.implementation is not None and item.implementation.fn is item.symbol.fn
+            if (is_plain or is_whole) and memory == proxy.name and len(item.outputs) == 1:
+                self._own[memory] = is_plain
             if proxy.name not in values.originals and not is_plain:
                 self._barred |= {memory, *[values.of(one.name) for one in item.inputs]}
 
-    def _is_written(self, index: int, item: BoundSymbol) -> bool:
-        """Turn a line into a write in place if possible, and enter its steps and values; return whether done."""
-        base, output = item.args[0] if item.args else None, item.output
-        if not isinstance(base, TensorProxy) or not isinstance(output, TensorProxy):
-            return False
-        if (
-            not item.is_leaf
-            or not _is_pytorch(item)
-            or self.values.root(output.name) != output.name
-        ):
+    def _is_written(
+        self, index: int, item: BoundSymbol, base: TensorProxy, output: TensorProxy
+    ) -> bool:
+        """Have a line write `output` to `base` if possible, and enter its steps and values; return whether done."""
+        if self.values.root(output.name) != output.name:
             return False
         memory = self.values.of(base.name)
         is_input = memory in self._places.values() and index > self._checked
         in_part = base.name not in self.values.full or _writes_in_part(item.symbol.fn)
         # the trace's own memory, computed as a whole, gains nothing
-        if memory in self._barred or not (is_input or (in_part and memory in self._own)):
+        is_operator = isinstance(item.symbol.fn, WritingOperator)
+        is_own = memory in self._own if is_operator else self._own.get(memory, False)
+        if memory in self._barred or not (is_input or (in_part and is_own)):
             return False
         step = self._step(item, base, output)
         chain = None if step is None else self._chain(index, base, output, step)
@@ -266,7 +282,10 @@ class _Plan:
         if is_of_view or any(self._is_seen(memory, *value) for value in chain.values):
             return False
         self.steps |= {index: step, **chain.steps}
-        self.writes.append(_Write(memory, (index, *chain.steps), in_part))
+        fn = item.symbol.fn
+        versions = fn.versions(item) if isinstance(fn, WritingOperator) else 1
+        line_numbers = index, *chain.steps
+        self.writes.append(_Write(memory, line_numbers, in_part, base, output, versions))
         for proxy, source in chain.values:
             self.values.alias(proxy, source)
         return True
@@ -287,6 +306,10 @@ class _Plan:
         fn: Any = item.symbol.fn
         if _kind(base) != _kind(output) or base.is_conj or base.is_neg or _repeats(base):
             return None
+        if isinstance(fn, WritingOperator):
+            memory = self.values.of(base.name)
+            readers = sum(self.values.of(proxy.name) == memory for proxy in item.inputs)
+            return _Step(base) if readers == 1 and strides(output) == strides(base) else None
         target: TensorProxy = base
         view: TensorProxy | None = None
         if fn in _SCATTERS:
@@ -406,6 +429,17 @@ class _Plan:
         return proxy.name, views
 
 
+def _writes_of(item: BoundSymbol) -> list[tuple[TensorProxy, TensorProxy]]:
+    """Return the arguments that a line might write to, each with the new value."""
+    if isinstance(item.symbol.fn, WritingOperator):
+        targets = item.symbol.fn.targets(item.args, item.kwargs)
+        return list(zip(proxies(targets), proxies(item.output[1]), strict=True))
+    base, output = item.args[0] if item.args else None, item.output
+    if not isinstance(base, TensorProxy) or not isinstance(output, TensorProxy):
+        return []
+    return [(base, output)] if item.is_leaf and _is_pytorch(item) else []
+
+
 def _kind(proxy: TensorProxy) -> tuple[object, ...]:
     sizes = proxy.layout[1][: len(proxy.shape)]
     return sizes, proxy.dtype, proxy.device, proxy.is_conj, proxy.is_neg
@@ -426,12 +460,13 @@ def _is_pytorch(item: BoundSymbol) -> bool:
 
 @cache
 def _writes_in_part(fn: Any) -> bool:
-    return fn in _SCATTERS or fn._opname.startswith(_IN_PART)
+    is_part = fn in _SCATTERS or isinstance(fn, WritingOperator)
+    return is_part or fn._opname.startswith(_IN_PART)
 
 
 @cache
 def _is_computed(fn: Any) -> bool:
-    return torch.Tag.pointwise in fn.tags and not _writes_in_part(fn)
+    return not _writes_in_part(fn) and torch.Tag.pointwise in fn.tags
 
 
 @cache

@@ -86,6 +86,8 @@ class Writes:
     data_tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     #: Views, by id, whose base was reshaped in place later, or written to unseen by autograd.
     outdated: dict[int, torch.Tensor] = field(default_factory=dict)
+    #: Views, by id, through which an operator wrote; True until their next use, which recreates them, as in eager.
+    late: dict[int, bool] = field(default_factory=dict)
     #: Whether functionalization may recreate views before they are read.
     remakes_views: bool = False
     #: Whether sizes or strides of any tensor were changed in place.
@@ -212,6 +214,8 @@ class Tracker(Wrappers):
         super().__init__(tape, values)
         self._inputs = inputs
         self.follow_autograd = follow_autograd
+        #: While the writes of an operator are recorded: whether its line carries the history of the written values.
+        self.carries_history: bool | None = None
 
     def proxy_of(self, tensor: torch.Tensor) -> TensorProxy:
         """Return the proxy of a wrapper's current value."""
@@ -280,6 +284,10 @@ class Tracker(Wrappers):
         if tracked is None:
             self.track(wrapper)
             return
+        if self.writes.late.get(id(wrapper)):
+            if not is_used:
+                return
+            self.writes.late[id(wrapper)] = False
         fake = self.fake_of(wrapper)
         if not self.follow_autograd:
             tracked.fake = self._kept_history(tracked, fake)
@@ -309,6 +317,7 @@ class Tracker(Wrappers):
         # a written view gets a new history, even if autograd did not see the write
         lost = wrapper.requires_grad and not new.requires_grad
         unseen = new is not old and (lost or same_history(history, tracked.history))
+        unseen &= not (self.carries_history and new.requires_grad)
         begins = new is old and has_no_past(wrapper) and entry is None
         if unseen and wrapper.requires_grad:
             fake = self._set_value(tracked, entry, old, new, is_written)
@@ -369,21 +378,23 @@ class Tracker(Wrappers):
                 "place where autograd does not see it; make a view instead",
                 splits=False,  # TorchDynamo would continue with the old sizes
             )
-        if entry is None:
+        if entry is None and self.carries_history is None:
             raise Unsupported(
                 f"in {here()} a tensor that requires grad and is no input ({old.name}) was written "
                 "to where autograd does not see it (no_grad, .data or detach()); write to a clone, or make a new "
                 "tensor",
                 splits=False,  # TorchDynamo loses the history of `x.data.copy_(x)`
             )
-        if not is_written and entry.tensor._is_view() and not wrapper._is_view():
+        if entry and not is_written and entry.tensor._is_view() and not wrapper._is_view():
             raise Unsupported(
                 f"in {here()} the sizes or strides of {entry.proxy.name}, an input that is itself a "
                 "view, are changed in place where autograd does not see it; make a view instead"
             )
         fake = self._record_alias(wrapper, SET_VALUE, (old, new), tracked.is_base)
-        self.writes.unseen.add(entry.proxy.name)
-        self.writes.outdate_views(wrapper, self._tracked.values())
+        if entry is not None:
+            self.writes.unseen.add(entry.proxy.name)
+        if self.carries_history is None:
+            self.writes.outdate_views(wrapper, self._tracked.values())
         return fake
 
     def _compare(self, fake: torch.Tensor, wrapper: torch.Tensor) -> None:

@@ -144,7 +144,8 @@ def run_passes(
 
 def _ships_here(placement: PassPlacement) -> bool:
     """Check whether a pass is of a shipped part: such a trace is verified under `SWITCHGEAR_VERIFY`, as ours are."""
-    return getattr(placement.run, "__module__", "").partition(".")[0] in own.PACKAGES
+    module = getattr(placement.run, "__module__", None) or ""  # None for code without a module
+    return module.partition(".")[0] in own.PACKAGES
 
 
 def _run(placement: PassPlacement, trace: Trace, context: PassContext) -> Trace:

@@ -12,8 +12,9 @@ import torch
 
 from switchgear_core.ir.aliasing import is_view
 from switchgear_core.ir.proxy import TensorProxy, is_dense
-from switchgear_core.ir.symbol import BoundSymbol, RuleOrigin
+from switchgear_core.ir.symbol import RECOMPUTE, BoundSymbol, RuleOrigin, policy_of
 from switchgear_core.ir.trace import Names, Trace
+from switchgear_core.ir.writes import WritingOperator
 
 Body: TypeAlias = tuple[BoundSymbol, ...]
 _SAME = "memory='eager' saves the same values as eager"
@@ -88,12 +89,28 @@ class Savings(Protocol):
         """
 
 
+def is_recomputed(item: BoundSymbol, result: TensorProxy) -> bool:
+    """Check whether a tag says that the backward recomputes a result, and it can."""
+    return policy_of(item, result) == RECOMPUTE and not why_once(item)
+
+
+def why_once(item: BoundSymbol) -> str:
+    """Return why a line runs only once, whatever its tags say; empty if it may run again."""
+    if item.is_random:
+        return "it draws random numbers"
+    if isinstance(item.symbol.fn, WritingOperator) or item.stays:
+        return "it writes to its arguments, or has another effect"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class AsEager:
     """Saves the values read by the backward, as eager mode does; a view is recomputed from its base.
 
-    Of an overwritten base and its views, the smaller copies are saved.
+    Of an overwritten base and its views, the smaller copies are saved. Tagged results are recomputed, if `heeds_tags`.
     """
+
+    heeds_tags: bool = True
 
     option = "eager"
     is_eager_unfused = True
@@ -113,6 +130,9 @@ class AsEager:
             bases = _bases(item, problem.overwritten)
             # a copy of a view with holes would have another layout, and thus other rounding
             may_save = not bases or (name in problem.overwritten and is_dense(proxy))
+            if self.heeds_tags and item is not None and is_recomputed(item, proxy):
+                bases = tuple([argument.name for argument in item.inputs])
+                may_save = not bases
             least = copies.pop(name, {})
             if name in required and not may_save:
                 required.update(bases)
@@ -128,6 +148,8 @@ class AsEager:
 
 #: The default.
 AS_EAGER = AsEager()
+#: The values that eager mode itself saves.
+OF_EAGER = AsEager(heeds_tags=False)
 
 
 def _bases(item: BoundSymbol | None, overwritten: Set[str]) -> tuple[str, ...]:

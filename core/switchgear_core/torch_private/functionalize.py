@@ -89,6 +89,11 @@ def none_share_storage(tensors: Sequence[torch.Tensor]) -> bool:
     return not torch._C._any_output_is_alias_to_input_or_output((), {}, tuple(tensors))
 
 
+def has_kernel(overload: Any, key: str) -> bool:
+    """Check whether an operator has its own kernel for a dispatch key."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key)
+
+
 @contextlib.contextmanager
 def exact_functionalization() -> Iterator[None]:
     """Replace inexact kernels of functionalization by kernels of this module.

@@ -21,6 +21,7 @@ from switchgear_frontend.features.single_functions import BatchOfOne, Foreach, O
 from switchgear_frontend.features.symbolic_sizes import SymbolicSizes
 from switchgear_frontend.features.transforms import Transforms
 from switchgear_frontend.features.varying_floats import VaryingFloats
+from switchgear_frontend.features.writing_operators import WritingOperators
 
 switchgear_priority = 80
 BUILT_IN = (
@@ -37,6 +38,7 @@ BUILT_IN = (
     Feature("autocast", (Autocast(),)),
     Feature("custom_functions", (CustomFunctions(),)),
     Feature("checkpoint", (Checkpointing(),)),
+    Feature("writing_operators", (WritingOperators(),)),
     Feature("single_functions", (Foreach(), OneHot(), BatchOfOne())),
     Feature("fast_paths", (FastPaths(),)),
     Feature("outside", (Outside(),)),
