@@ -21,6 +21,7 @@ from switchgear_core.record.guards import Guard
 from switchgear_core.record.handler import PASS, Handler, getter
 from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.signature import Argument, Closure, Held, Part
+from switchgear_core.record.tape import Tape
 from switchgear_subclasses import torch_private as internals
 from switchgear_subclasses.changes import Attributes, attributes_of, refuse_changes, shelled_in
 from switchgear_subclasses.formulas import gradients_agree
@@ -46,6 +47,7 @@ class State:
         values: stand-ins, and placeholders of plain results, with their values.
         inner: values of subclasses, which their own code gets.
         attributes: of stand-ins for tensors from outside.
+        is_used: whether there are any.
     """
 
     stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -53,6 +55,7 @@ class State:
     values: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     inner: dict[int, torch.Tensor] = field(default_factory=dict)
     attributes: Attributes = field(default_factory=list)
+    is_used: bool = False
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the value of a stand-in or placeholder, with its gradient; also of one around stand-ins."""
@@ -73,12 +76,11 @@ class Subclasses(Handler):
 
     def begin(self, recorder: Recorder) -> State:
         """Begin without tensors."""
-        state = State()
+        state, tape = State(), recorder.tape
 
         def closed(shell: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-            tensor = _stand_in(state, shell.around([*map(state.value_of, parts)]), shell.requires_grad)
-            state.attributes += attributes_of(tensor)
-            return tensor
+            state.is_used = True
+            return _input(state, tape, shell, [*map(state.value_of, parts)])
 
         recorder.closed = closed
         return state
@@ -90,6 +92,10 @@ class Subclasses(Handler):
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Run the function of the subclass, or its operators."""
+        if call.fn is torch.Tensor.storage_offset and recorder.state(self).is_used:
+            # read by constructors of subclasses; later calls have inputs at the same places
+            recorder.matters.offsets = True
+            return recorder.tracker.proxy_of(recorder.adopted(call.args[0])).storage_offset
         if not any(map(has_shell, tensors_in((call.args, call.kwargs)))):
             return PASS
         if call.fn in _OWN:
@@ -126,15 +132,25 @@ def _kinds(value: object) -> tuple[Any, ...]:
     return tuple(sorted(kinds, key=lambda kind: -len(kind.__mro__)))
 
 
-def _stand_in(state: State, value: torch.Tensor, needs_grad: bool = False) -> torch.Tensor:
+def _stand_in(state: State, value: torch.Tensor) -> torch.Tensor:
     """Return the stand-in for a value of a subclass."""
     state.inner[id(value)] = value  # before its own code reads it
     if not _needs_grad(value):
         return value
     parts = opened(value)
     bare = [_stand_in(state, part) if has_shell(part) else part.detach() for part in parts]
-    stand_in: torch.Tensor = shell_of(value).around(bare).requires_grad_(needs_grad)
+    stand_in = shell_of(value).around(bare)
     state.values[id(stand_in)] = stand_in, value
+    return stand_in
+
+
+def _input(state: State, tape: Tape, shell: Subclass, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the stand-in for a tensor from outside, which requires grad as that does."""
+    stand_in = _stand_in(state, shell.around(parts))
+    if shell.requires_grad:
+        with tape.paused(), internals.DisableTorchFunction():
+            stand_in.requires_grad_() if shell.is_leaf else internals.make_non_leaf(stand_in)
+    state.attributes += attributes_of(stand_in)
     return stand_in
 
 
@@ -157,6 +173,7 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
         return tensor
     if id(tensor) in state.stand_ins:
         return state.stand_ins[id(tensor)][1]
+    state.is_used = True
     origin = recorder.origin(recorder, tensor)
     stand_in = tensor
     if not isinstance(origin, Closure):
@@ -165,10 +182,9 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
         state.owners |= {id(part): (tensor, shell, number) for number, part in enumerate(parts)}
         inner = [_from_outside(recorder, state, p) if has_shell(p) else recorder.adopted(p) for p in parts]
         with recorder.isolation:
-            stand_in = _stand_in(state, shell.around(inner), tensor.requires_grad)
+            stand_in = _input(state, recorder.tape, shell, inner)
         if not isinstance(origin, Part):
             recorder.guards.append(_guard(shell, origin, len(recorder.guards)))
-        state.attributes += attributes_of(stand_in)
     state.stand_ins[id(tensor)] = tensor, stand_in
     return stand_in
 

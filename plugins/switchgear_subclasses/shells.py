@@ -26,6 +26,7 @@ class Subclass:
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool
+    is_leaf: bool
     #: The shells of the inner tensors; None for plain ones.
     inner: tuple[Subclass | None, ...]
 
@@ -90,7 +91,7 @@ def shell_of(tensor: Any) -> Subclass:
                 f"a {kind.__qualname__} has inner values that are no tensors, or another layout than strided",
                 splits=False,
             )
-        layout = tensor.size(), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+        layout = tensor.size(), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf
         if isinstance(context, (list, dict, set)):
             context = copy.deepcopy(context)  # the tensor may change its own
     shells = tuple([shell_of(part) if has_shell(part) else None for part in parts])

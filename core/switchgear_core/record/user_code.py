@@ -19,9 +19,12 @@ import typing_extensions
 from switchgear_core import own
 
 _PYTORCH = str(pathlib.Path(torch.__file__).parent) + os.sep  # torch_geometric lies next to torch
+#: The package that reads schemas, at the first call of an operator that is asked for its aliases.
+_TORCHGEN = str(pathlib.Path(torch.__file__).parent.parent / "torchgen") + os.sep
 #: PyTorch's context managers are entered through contextlib; watched functions are called through the other modules.
 _OWN_FILES = (
     _PYTORCH,
+    _TORCHGEN,
     *(
         str(module.__file__)
         for module in (contextlib, logging, os, pathlib, typing_extensions, warnings)
@@ -49,7 +52,7 @@ _BACKWARD = torch.Tensor.backward
 @functools.cache
 def is_of_pytorch(file: str) -> bool:
     """Check whether a file belongs to PyTorch or Switchgear."""
-    return file.startswith(_PYTORCH) or own.is_own(file)
+    return file.startswith((_PYTORCH, _TORCHGEN)) or own.is_own(file)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from switchgear_core.torch_private.autograd import make_non_leaf
 from switchgear_core.torch_private.fakes import OpOverload
 from switchgear_core.torch_private.functionalize import functionalize_keys, is_wrapper, unwrap, wrap
 from switchgear_core.torch_private.modes import DisableTorchFunction, DispatchMode, dispatch_from_top, function_modes_on
@@ -17,6 +18,7 @@ _disable_current_modes: Any = private("torch.utils._python_dispatch._disable_cur
 
 __all__ = [
     "DISABLED",
+    "DisableTorchFunction",
     "DispatchMode",
     "OpOverload",
     "above_subclasses",
@@ -24,6 +26,7 @@ __all__ = [
     "from_top",
     "function_modes_on",
     "is_wrapper",
+    "make_non_leaf",
     "outside",
     "subclass_functions_enabled",
     "unwrap",
