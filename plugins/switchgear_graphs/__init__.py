@@ -10,6 +10,7 @@ from switchgear_graphs.gradients import differentiate
 from switchgear_graphs.graph_modules import from_fx, to_fx
 from switchgear_graphs.joint_graphs import Graphs, joint
 from switchgear_graphs.overriding import override
+from switchgear_graphs.pickling import pickled
 from switchgear_graphs.signature import Signature
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "joint",
     "load_trace",
     "override",
+    "pickled",
     "save_trace",
     "to_fx",
     "with_functions",

@@ -113,6 +113,7 @@ def _program(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], select
     return _of_function(compiler_for(program), args, kwargs, selection)
 
 
+@compiles
 def _of_function(compiler: Compiler, args: tuple[Any, ...], kwargs: dict[str, Any], selection: Selection) -> _Program:
     """Capture a function with each tensor that it returns as an output, views too."""
     call, noticing = flatten_arguments(args, kwargs), Noticing(selection.handlers)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from switchgear_core.record.handler import Feature
 from switchgear_core.record.shell import KNOWN_SHELLS
 from switchgear_core.registry.hookspecs import hookimpl
-from switchgear_subclasses import shells
 from switchgear_subclasses.handler import Subclasses
+from switchgear_subclasses.shells import has_shell, shell_of
 
-KNOWN_SHELLS.append(shells)
+KNOWN_SHELLS.append(lambda value: shell_of(value) if has_shell(value) else None)
 
 
 @hookimpl

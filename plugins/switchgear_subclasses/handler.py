@@ -164,8 +164,9 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
     Raises:
         Unsupported: the function has made the tensor around tensors that require grad.
     """
-    if not has_shell(tensor) or id(tensor) in state.inner:
+    if not has_shell(tensor) or id(tensor) in state.inner or id(tensor) in state.values:
         return tensor
+    shell = shell_of(tensor)
     if any(map(internals.is_wrapper, plain_parts(tensor))):
         if torch.is_grad_enabled() and _needs_grad(tensor):
             reason = f"a {type(tensor).__qualname__} is made around tensors that require grad"
@@ -178,7 +179,7 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
     stand_in = tensor
     if not isinstance(origin, Closure):
         with recorder.paused(), internals.outside(recorder.tape.dispatch_state):
-            shell, parts = shell_of(tensor), opened(tensor)
+            parts = opened(tensor)
         state.owners |= {id(part): (tensor, shell, number) for number, part in enumerate(parts)}
         inner = [_from_outside(recorder, state, p) if has_shell(p) else recorder.adopted(p) for p in parts]
         with recorder.isolation:
@@ -209,6 +210,8 @@ class _Operators(internals.DispatchMode):
         stand_ins = {id(state.value_of(tensor)): tensor for tensor in tensors_in((args, kwargs))}
         args, kwargs = map_tensors(state.value_of, (args, kwargs or {}))
         kinds = _kinds((args, kwargs))
+        if kinds and torch.Tag.inplace_view in func.tags:
+            raise Unsupported(f"{func} changes the sizes of a {kinds[0].__qualname__} in place, in {recorder.here()}")
         self._check_gradient(func, kinds, args, kwargs)
         with internals.back_inside(recorder.tape.dispatch_state), recorder.reopened():
             result = called(func, args, kwargs)
@@ -222,11 +225,8 @@ class _Operators(internals.DispatchMode):
         """Refuse an operator whose gradient is not that of the operators on inner tensors."""
         if not kinds or not torch.is_grad_enabled() or not any(map(_needs_grad, tensors_in((args, kwargs)))):
             return
-        recorder, reason = self._recorder, ""
-        if torch.Tag.inplace_view in func.tags:
-            reason = "changes its sizes in place"
-        elif func._schema.is_mutable and not _needs_grad(args[0]):
-            reason = "writes to one that does not"
+        is_new = func._schema.is_mutable and not _needs_grad(args[0])
+        recorder, reason = self._recorder, "writes to one that does not" if is_new else ""
         if not reason:
             with recorder.paused(), internals.from_top(recorder.tape.dispatch_state):
                 agree = gradients_agree(called, func, args, kwargs)

@@ -81,21 +81,21 @@ def shell_of(tensor: Any) -> Subclass:
     Raises:
         Unsupported: not everything inside is a tensor, or the sizes are not plain numbers.
     """
-    names, context = tensor.__tensor_flatten__()
     kind = type(tensor)
-    parts = [getattr(tensor, name) for name in names]
-    is_plain = all(isinstance(part, torch.Tensor) for part in parts)
     with internals.DisableTorchFunction():
-        if not names or not is_plain or tensor.layout is not torch.strided:
+        is_plain = not tensor.is_nested and tensor.layout is torch.strided
+        names, context = tensor.__tensor_flatten__() if is_plain else ((), None)
+        parts = [getattr(tensor, name) for name in names]
+        if not parts or not all(isinstance(part, torch.Tensor) for part in parts):
             raise Unsupported(
-                f"a {kind.__qualname__} has inner values that are no tensors, or another layout than strided",
-                splits=False,
+                f"a tensor is a {kind.__qualname__}, whose inner values are not all strided tensors", splits=False
             )
-        layout = tensor.size(), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf
-        if isinstance(context, (list, dict, set)):
-            context = copy.deepcopy(context)  # the tensor may change its own
+        layout = tensor.size(), tensor.stride(), tensor.dtype, tensor.device
+        grad = tensor.requires_grad, tensor.is_leaf
+    if isinstance(context, (list, dict, set)):
+        context = copy.deepcopy(context)  # the tensor may change its own
     shells = tuple([shell_of(part) if has_shell(part) else None for part in parts])
-    return Subclass(kind, tuple(names), context, *layout, shells)
+    return Subclass(kind, tuple(names), context, *layout, *grad, shells)
 
 
 def opened(tensor: Any) -> tuple[Any, ...]:

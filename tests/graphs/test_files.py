@@ -331,5 +331,6 @@ def test_without_the_distribution_a_sentence_names_it(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(core), *packages])}
     command = [sys.executable, "-S", "-c", script]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    sentences = [f"{name} needs switchgear_graphs: pip install switchgear" for name in ("sg.joint", "Trace.save")]
+    subjects = "sg.joint needs", "traces are saved and pickled by"
+    sentences = [f"{subject} switchgear_graphs: pip install switchgear" for subject in subjects]
     assert done.stdout.splitlines() == sentences, done.stderr

@@ -101,7 +101,7 @@ IN_EAGER = {
     "nn.functional.dropout": "returns a tensor of a subclass that it gets from outside",
     "nn.functional.pad": "writes to one that does not",
     "repeat": "has another gradient",
-    "matmul": "changes its sizes in place",
+    "matmul": "changes the sizes of a Pair in place",
 }
 
 

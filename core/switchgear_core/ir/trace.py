@@ -11,13 +11,12 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from switchgear_core.errors import InvalidInput, Unsupported
-from switchgear_core.ir.pickling import pickled
 from switchgear_core.ir.printing import Scope
 from switchgear_core.ir.proxy import NumberProxy, TensorProxy
 from switchgear_core.ir.symbol import IN_PLACE, BoundSymbol, line, parts, proxies, with_parts
@@ -156,16 +155,10 @@ class Trace(Shown):
             InvalidInput: the path has another ending, or the distribution `switchgear` is not installed.
             Unsupported: the program has something that only this process has: a region, a function of the user.
         """
-        try:
-            graphs: Any = importlib.import_module("switchgear_graphs")
-        except ModuleNotFoundError:
-            raise InvalidInput(
-                "Trace.save needs switchgear_graphs: pip install switchgear"
-            ) from None
-        graphs.save_trace(self, path)
+        _graphs().save_trace(self, path)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return pickled(Trace, tuple([getattr(self, item.name) for item in fields(self)]))
+        return _graphs().pickled(self)  # type: ignore[no-any-return]
 
     def with_provenance(self, name: str, seconds: float) -> Trace:
         """Add a pass to the history of the trace.
@@ -178,6 +171,14 @@ class Trace(Shown):
             A new trace.
         """
         return replace(self, provenance=(*self.provenance, Provenance(name, seconds)))
+
+
+def _graphs() -> Any:
+    try:
+        return importlib.import_module("switchgear_graphs")
+    except ModuleNotFoundError:
+        reason = "traces are saved and pickled by switchgear_graphs: pip install switchgear"
+        raise InvalidInput(reason) from None
 
 
 #: Name in the globals of a compiled trace that holds the user's lines behind its lines.

@@ -29,26 +29,15 @@ class Shell(Protocol):
         """Return a function from a tensor with an equal shell to its inner tensors; their gradients flow to it."""
 
 
-class Shells(Protocol):
-    """The shells that a part knows."""
-
-    def has_shell(self, value: object) -> bool:
-        """Check whether a value is a tensor with a shell."""
-
-    def shell_of(self, tensor: Any) -> Shell:
-        """Return the shell of such a tensor."""
-
-
 #: A function that makes a tensor from its shell and its inner tensors.
 Closing = Callable[[Shell, Sequence[torch.Tensor]], torch.Tensor]
-#: The shells that parts know, added when the parts are loaded.
-KNOWN_SHELLS: list[Shells] = []
+#: Functions of parts that return the shell of a tensor, or None of any other value.
+KNOWN_SHELLS: list[Callable[[object], Shell | None]] = []
 
 
 def shell_of(value: object) -> Shell | None:
     """Return the shell of a tensor, or None of any other value."""
-    owner = next((shells for shells in KNOWN_SHELLS if shells.has_shell(value)), None)
-    return None if owner is None else owner.shell_of(value)
+    return next((shell for owner in KNOWN_SHELLS if (shell := owner(value)) is not None), None)
 
 
 def closed(shell: Shell, parts: Sequence[torch.Tensor]) -> torch.Tensor:

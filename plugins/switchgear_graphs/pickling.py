@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from switchgear_core import torch_private as internals
 from switchgear_core.ir.printing import object_at
 from switchgear_core.ir.symbol import Symbol
+from switchgear_core.ir.trace import Trace
 
 
 class _Pickler(pickle.Pickler):
@@ -26,12 +27,12 @@ def _symbol(name: str) -> Symbol:
     return object_at(f"{Symbol.__module__}.{name.upper()}") or Symbol(name, object_at(name))
 
 
-def pickled(kind: Callable[..., Any], fields: tuple[object, ...]) -> tuple[object, ...]:
-    """Return what `__reduce__` returns for an object of a class with some fields."""
+def pickled(trace: Trace) -> tuple[object, ...]:
+    """Return what `__reduce__` returns for a trace."""
     buffer = io.BytesIO()
-    _Pickler(buffer).dump(fields)
-    return _unpickled, (kind, buffer.getvalue())
+    _Pickler(buffer).dump([getattr(trace, item.name) for item in fields(trace)])
+    return _unpickled, (buffer.getvalue(),)
 
 
-def _unpickled(kind: Callable[..., Any], data: bytes) -> Any:
-    return kind(*pickle.loads(data))
+def _unpickled(data: bytes) -> Trace:
+    return Trace(*pickle.loads(data))
