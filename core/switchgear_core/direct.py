@@ -20,9 +20,9 @@ from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.trace import Names, Trace
 from switchgear_core.passes.programs import Programs, Training
 from switchgear_core.protocols import CapturedCall, Frontend, Run, Runtime
+from switchgear_core.record.attempts import compiles
 from switchgear_core.record.doors import Doors
 from switchgear_core.record.handler import Handlers
-from switchgear_core.record.lock import compiles
 from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.signature import Arguments, flatten_arguments
 from switchgear_core.record.structure import flatten

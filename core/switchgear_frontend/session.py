@@ -20,11 +20,10 @@ from switchgear_core.errors import CAPTURE_ERRORS, CaptureError, DataDependent, 
 from switchgear_core.ir.composites import splice_escaping
 from switchgear_core.ir.trace import Names, Trace
 from switchgear_core.patches import redirected, replaced
-from switchgear_core.record.attempts import draws_undone, modes_kept
+from switchgear_core.record.attempts import CAPTURE_LOCK, draws_undone, modes_kept
 from switchgear_core.record.doors import Doors
 from switchgear_core.record.guards import Guard, Known, still_there
 from switchgear_core.record.handler import Handlers
-from switchgear_core.record.lock import CAPTURE_LOCK
 from switchgear_core.record.recorder import Matters, Recorder, active_line, active_recorder
 from switchgear_core.record.shared_memory import Home
 from switchgear_core.record.signature import InputSource, check_devices, has_attributes, is_object

@@ -28,7 +28,7 @@ from switchgear_core.passes.programs import (
     compile_backward,
     differentiable_backward,
 )
-from switchgear_core.record.lock import compiles
+from switchgear_core.record.attempts import compiles
 from switchgear_core.record.sizes import Computed, Constraint, Sizes, concrete
 from switchgear_core.registry.rules import Grads
 from switchgear_core.registry.selection import Selection

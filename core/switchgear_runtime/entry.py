@@ -20,8 +20,8 @@ from switchgear_core.ir.symbol import CHECK
 from switchgear_core.passes.pipeline import Program
 from switchgear_core.passes.programs import Programs
 from switchgear_core.protocols import CapturedCall, Run, Runtime
+from switchgear_core.record.attempts import compiles
 from switchgear_core.record.guards import still_there
-from switchgear_core.record.lock import compiles
 from switchgear_core.record.shared_memory import sharing
 from switchgear_core.record.signature import Arguments, Base, HeldNumber, number_place, tensor_of
 from switchgear_core.record.sizes import Marks, symbolic

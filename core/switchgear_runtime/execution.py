@@ -22,7 +22,7 @@ from switchgear_core.ir.free_last_used import free_last_used
 from switchgear_core.ir.symbol import AFTER, BOX, DEL, BoundSymbol, changed
 from switchgear_core.ir.trace import compile_trace
 from switchgear_core.passes.pipeline import Program
-from switchgear_core.record.lock import compiles
+from switchgear_core.record.attempts import compiles
 from switchgear_runtime.checking import fault, is_never_blamed, run_checked
 
 _COPY = torch.ops.aten.copy.default

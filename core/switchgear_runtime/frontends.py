@@ -16,7 +16,7 @@ from switchgear_core.errors import CaptureError, RuleError
 from switchgear_core.ir.verify import verify
 from switchgear_core.passes.programs import Programs
 from switchgear_core.protocols import CapturedCall, Frontend
-from switchgear_core.record.lock import compiles
+from switchgear_core.record.attempts import compiles
 from switchgear_core.record.signature import Arguments
 from switchgear_core.record.structure import Structure, flatten
 from switchgear_core.registry.plugin import DISABLE_VARIABLE

@@ -11,7 +11,7 @@ from switchgear_core.grad.partition import partition
 from switchgear_core.ir.choice import Saved
 from switchgear_core.passes import programs
 from switchgear_core.passes.pipeline import Program
-from switchgear_core.record.lock import compiles
+from switchgear_core.record.attempts import compiles
 from switchgear_core.record.signature import HeldNumber
 from switchgear_core.registry.selection import Selection
 from switchgear_runtime.entry import Entry

@@ -12,7 +12,7 @@ import operator
 import pickle
 import types
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from switchgear_core.record.sizes import Sizes, active_sizes, symbolic
 #: Types for pickle alone: all their contents are inspected in turn.
 _PLAIN = frozenset(
     {
-        *(TensorProxy, NumberProxy, BoundSymbol, Trace, slice, type(Ellipsis)),
+        *(TensorProxy, NumberProxy, BoundSymbol, slice, type(Ellipsis)),
         *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
     }
 )
@@ -94,6 +94,8 @@ class _Pickler(pickle.Pickler):
         kind = type(value)
         if kind in _PLAIN or issubclass(kind, (frozenset, set)):
             return NotImplemented
+        if kind is Trace:
+            return Trace, tuple([getattr(value, item.name) for item in fields(value)])
         if kind is Symbol:
             return Symbol, (value.name, value.fn, None, None, value.effect)
         if isinstance(value, internals.OpOverload):

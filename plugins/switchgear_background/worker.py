@@ -27,7 +27,7 @@ from switchgear_background.parcel import unpack
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import SwitchgearError
 from switchgear_core.passes.pipeline import fused
-from switchgear_core.record.lock import compiles
+from switchgear_core.record.attempts import compiles
 from switchgear_core.record.sizes import symbolic
 from switchgear_core.registry.answers import Answers, as_json
 from switchgear_core.registry.options import in_force

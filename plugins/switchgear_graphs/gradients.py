@@ -18,7 +18,7 @@ from switchgear_core.ir.symbol import AFTER, BOX, DEL
 from switchgear_core.ir.trace import Names, Trace, names_of
 from switchgear_core.passes.pipeline import differentiated, prepare
 from switchgear_core.passes.programs import expected_grad
-from switchgear_core.record.lock import compiles
+from switchgear_core.record.attempts import compiles
 from switchgear_core.record.signature import flatten_arguments
 from switchgear_core.registry.order import Executors
 from switchgear_core.registry.selection import Selection

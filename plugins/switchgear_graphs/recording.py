@@ -17,8 +17,8 @@ from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import BoundSymbol, map_proxies, renamed, with_parts
 from switchgear_core.ir.trace import Names, Trace
 from switchgear_core.ir.writes import NEW_LEAF
+from switchgear_core.record.attempts import compiles
 from switchgear_core.record.doors import Doors
-from switchgear_core.record.lock import compiles
 from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.values import metadata_proxy
 from switchgear_core.registry.options import check_options, in_force

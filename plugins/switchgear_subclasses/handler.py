@@ -166,7 +166,6 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
     """
     if not has_shell(tensor) or id(tensor) in state.inner or id(tensor) in state.values:
         return tensor
-    shell = shell_of(tensor)
     if any(map(internals.is_wrapper, plain_parts(tensor))):
         if torch.is_grad_enabled() and _needs_grad(tensor):
             reason = f"a {type(tensor).__qualname__} is made around tensors that require grad"
@@ -179,7 +178,7 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
     stand_in = tensor
     if not isinstance(origin, Closure):
         with recorder.paused(), internals.outside(recorder.tape.dispatch_state):
-            parts = opened(tensor)
+            shell, parts = shell_of(tensor), opened(tensor)
         state.owners |= {id(part): (tensor, shell, number) for number, part in enumerate(parts)}
         inner = [_from_outside(recorder, state, p) if has_shell(p) else recorder.adopted(p) for p in parts]
         with recorder.isolation:

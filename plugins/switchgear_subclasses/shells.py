@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from switchgear_core import torch_private as internals
-from switchgear_core.errors import Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +68,29 @@ class Subclass:
 
 
 def has_shell(value: Any) -> bool:
-    """Check whether a value is a tensor of a subclass with inner tensors."""
+    """Check whether a value is a tensor of a subclass that PyTorch flattens into strided tensors."""
     kind = type(value)
-    is_apart = hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
-    return is_apart and issubclass(kind, torch.Tensor)
+    if not (hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")):
+        return False
+    with internals.DisableTorchFunction():
+        # `layout` of a nested tensor is asked of its class
+        if not isinstance(value, torch.Tensor) or value.is_nested or value.layout is not torch.strided:
+            return False
+        parts = [getattr(value, name) for name in kind.__tensor_flatten__(value)[0]]
+    return bool(parts) and all(isinstance(part, torch.Tensor) for part in parts)
 
 
 def shell_of(tensor: Any) -> Subclass:
-    """Return the shell of a tensor of a subclass.
-
-    Raises:
-        Unsupported: not everything inside is a tensor, or the sizes are not plain numbers.
-    """
-    kind = type(tensor)
+    """Return the shell of a tensor that has one."""
+    names, context = tensor.__tensor_flatten__()
     with internals.DisableTorchFunction():
-        is_plain = not tensor.is_nested and tensor.layout is torch.strided
-        names, context = tensor.__tensor_flatten__() if is_plain else ((), None)
-        parts = [getattr(tensor, name) for name in names]
-        if not parts or not all(isinstance(part, torch.Tensor) for part in parts):
-            raise Unsupported(
-                f"a tensor is a {kind.__qualname__}, whose inner values are not all strided tensors", splits=False
-            )
         layout = tensor.size(), tensor.stride(), tensor.dtype, tensor.device
         grad = tensor.requires_grad, tensor.is_leaf
     if isinstance(context, (list, dict, set)):
         context = copy.deepcopy(context)  # the tensor may change its own
+    parts = [getattr(tensor, name) for name in names]
     shells = tuple([shell_of(part) if has_shell(part) else None for part in parts])
-    return Subclass(kind, tuple(names), context, *layout, *grad, shells)
+    return Subclass(type(tensor), tuple(names), context, *layout, *grad, shells)
 
 
 def opened(tensor: Any) -> tuple[Any, ...]:

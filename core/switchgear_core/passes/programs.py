@@ -30,7 +30,7 @@ from switchgear_core.passes.pipeline import (
     executable,
     prepare,
 )
-from switchgear_core.record.lock import compiles
+from switchgear_core.record.attempts import compiles
 from switchgear_core.record.sizes import Sizes, active_sizes, concrete
 from switchgear_core.registry.rules import Grads
 from switchgear_core.registry.selection import Selection

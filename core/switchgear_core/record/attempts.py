@@ -17,12 +17,14 @@ import torch
 
 from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
-from switchgear_core.patches import Change, changes, put_back
+from switchgear_core.patches import Change, Lock, changes, put_back
 from switchgear_core.record.user_code import is_own_file
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+#: Held while capturing and differentiating: some patches and flags are process-wide.
+CAPTURE_LOCK = Lock()
 #: The CPU generator; a capture replaces `torch.default_generator` by a stand-in.
 _DEFAULT_STREAM = torch.default_generator
 #: Global modes, temporarily changeable by a function: name, getter and setter.
@@ -132,6 +134,34 @@ def leaves_nothing(function: Callable[P, R]) -> Callable[P, R]:
         return result
 
     return run
+
+
+def compiles(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function for capture or compilation: one thread runs it, and a failure leaves no state behind.
+
+    The garbage collector is off, because it would scan the many new objects repeatedly.
+    """
+
+    @leaves_nothing
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        with CAPTURE_LOCK, _no_garbage(), internals.saved_tensors_hooks_off():
+            return function(*args, **kwargs)
+
+    return run
+
+
+@contextlib.contextmanager
+def _no_garbage() -> Iterator[None]:
+    if not gc.isenabled():
+        yield
+        return
+    change = Change(gc.enable)
+    try:
+        gc.disable()
+        yield
+    finally:
+        change.undo()
 
 
 def _put_states(

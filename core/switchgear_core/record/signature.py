@@ -351,7 +351,8 @@ def check_tensor(tensor: torch.Tensor, subject: str) -> None:
     """Refuse the kinds of tensors that a trace cannot hold, by name."""
     if type(tensor) not in _PLAIN_TENSORS:
         raise Unsupported(
-            f"{subject} is a {type(tensor).__qualname__}: subclasses without __tensor_flatten__ are not supported",
+            f"{subject} is a {type(tensor).__qualname__}: of tensor subclasses, those are supported that "
+            "__tensor_flatten__ takes to strided tensors",
             splits=False,
         )
     if internals.is_functorch_tensor(tensor):
