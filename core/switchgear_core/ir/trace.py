@@ -177,8 +177,9 @@ def _graphs() -> Any:
     try:
         return importlib.import_module("switchgear_graphs")
     except ModuleNotFoundError:
-        reason = "traces are saved and pickled by switchgear_graphs: pip install switchgear"
-        raise InvalidInput(reason) from None
+        raise InvalidInput(
+            "traces are saved and pickled by switchgear_graphs: pip install switchgear"
+        ) from None
 
 
 #: Name in the globals of a compiled trace that holds the user's lines behind its lines.

@@ -6,7 +6,7 @@ import dataclasses
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -63,10 +63,8 @@ class Structure:
 
     def shells(self) -> Iterator[Shell]:
         """Yield the shells of tensors with inner tensors."""
-        for _, kind, _, inner in self.records:
-            if not isinstance(kind, type):
-                yield kind
-            yield from inner.shells()
+        yield from (kind for _, kind, _, _ in self.records if not isinstance(kind, type))
+        yield from chain.from_iterable(inner.shells() for *_, inner in self.records)
 
     @property
     def num_leaves(self) -> int:

@@ -96,12 +96,8 @@ def claimant(item: BoundSymbol, selection: Selection) -> Claim:
         inner, _ = selection.implementation(part)
         if inner is not None and order.index(inner.owner) < rank:
             reason = f"{inner.owner}, which comes before it, takes {part.symbol.name} inside"
-            is_worth = implementation.fn is not item.symbol.fn or _has_parts(item)
+            has_parts = len([*islice(leaves_of(item.subsymbols), 2)]) > 1
+            is_worth = implementation.fn is not item.symbol.fn or has_parts
             waits = is_worth and inner.owner in selection.fusion
             return Claim(None, (*declined, (implementation.owner, reason)), waits)
     return Claim(implementation, declined)
-
-
-def _has_parts(item: BoundSymbol) -> bool:
-    """Check whether a composite calls more than one operator."""
-    return len([*islice(leaves_of(item.subsymbols), 2)]) > 1
