@@ -31,9 +31,9 @@ def without(names: set[str], *, group: str) -> list[EntryPoint]:
 def left_out(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
     names = LEFT_OUT[request.param]
     monkeypatch.setattr(parts, "entry_points", lambda *, group: without(names, group=group))
-    parts.forget_parts()
+    parts._loaded_once.cache_clear()
     yield names
-    parts.forget_parts()
+    parts._loaded_once.cache_clear()
 
 
 @pytest.mark.parametrize("name", CASES)

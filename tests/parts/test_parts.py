@@ -72,10 +72,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             return [*shipped(group=group), *(entries if group == "switchgear.parts" else [])]
 
         monkeypatch.setattr(registry, "entry_points", entry_points)
-        registry.forget_parts()
+        registry._loaded_once.cache_clear()
 
     yield add
-    registry.forget_parts()
+    registry._loaded_once.cache_clear()
 
 
 def test_a_front_end_is_asked_first_and_its_entry_trains(install: Install) -> None:

@@ -23,7 +23,7 @@ from switchgear_core.nesting import map_tensors, tensors_in
 from switchgear_core.patches import replaced
 from switchgear_core.record.guards import Guard
 from switchgear_core.record.inputs import Inputs, RecordedInput
-from switchgear_core.record.shell import Closing, closed
+from switchgear_core.record.shell import closed
 from switchgear_core.record.sizes import active_sizes
 from switchgear_core.record.tape import Tape
 from switchgear_core.record.tracker import Tracker, history_of, version_of
@@ -127,7 +127,7 @@ class Recorder:
         #: The flattened arguments of the call.
         self.leaves: Sequence[object] = ()
         #: Makes the tensors with inner tensors that the function gets.
-        self.closed: Closing = closed
+        self.closed: Callable[..., torch.Tensor] = closed
         #: Returns the source of a tensor from outside, for this recorder.
         self.origin: Callable[[Recorder, torch.Tensor], Any] = lambda recorder, tensor: None
         #: Opens the door of torch-level calls again, for code that runs inside a call.

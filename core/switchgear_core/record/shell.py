@@ -29,8 +29,6 @@ class Shell(Protocol):
         """Return a function from a tensor with an equal shell to its inner tensors; their gradients flow to it."""
 
 
-#: A function that makes a tensor from its shell and its inner tensors.
-Closing = Callable[[Shell, Sequence[torch.Tensor]], torch.Tensor]
 #: Functions of parts that return the shell of a tensor, or None of any other value.
 KNOWN_SHELLS: list[Callable[[object], Shell | None]] = []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict, defaultdict, deque, namedtuple
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from switchgear_core.record.guards import value_key
-from switchgear_core.record.shell import Closing, Shell, closed, shell_of
+from switchgear_core.record.shell import Shell, closed, shell_of
 from switchgear_core.source_text import attribute
 from switchgear_core.torch_private import pytree
 
@@ -35,7 +35,7 @@ class Structure:
         """Whether there is no nesting."""
         return self.spec.is_leaf() and not self.records
 
-    def unflatten(self, leaves: list[object], closed: Closing = closed) -> Any:
+    def unflatten(self, leaves: list[object], closed: Callable[..., Any] = closed) -> Any:
         """Return the nested value with the given leaves; `closed` makes tensors with inner tensors."""
         if self.records:
             leaves = list(leaves)

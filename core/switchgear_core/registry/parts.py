@@ -122,11 +122,6 @@ def _loaded_once() -> Parts:
     return load_parts(entry_points(group=PARTS))
 
 
-def forget_parts() -> None:
-    """Look for parts again when they are next needed."""
-    _loaded_once.cache_clear()
-
-
 def load_parts(entries: Iterable[EntryPoint]) -> Parts:
     """Load the parts behind entry points. A failed load leaves a `PluginWarning`."""
     candidates = candidates_of(entries, _load)
