@@ -208,9 +208,9 @@ def test_disabled_is_refused_before_import(site: Site, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("name", ["python_state", "inductor"])
 def test_a_part_and_a_plugin_are_disabled_without_a_warning(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("SWITCHGEAR_DISABLE", name)
-    parts.forget_parts()
+    parts._loaded_once.cache_clear()
     loaded = {part.name for part in parts.installed_parts().all} | {one.name for one in plugins.installed().plugins}
-    parts.forget_parts()
+    parts._loaded_once.cache_clear()
     assert name not in loaded
     assert loaded
 
