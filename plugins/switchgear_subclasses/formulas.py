@@ -153,6 +153,10 @@ class _Expressions(internals.DispatchMode):
 
     def _numbers_of(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> list[object]:
         parts = [*plain_parts(tensor)]
-        if gradient is None or type(gradient) is not type(tensor):
-            return [None if gradient is None else object()] * len(parts)
+        if gradient is None:
+            return [None] * len(parts)
+        if has_shell(gradient) != has_shell(tensor):
+            return [object()]
+        if has_shell(tensor) and not shell_of(tensor).is_alike(shell_of(gradient)):
+            return [object()]
         return [self._number(part) for part in plain_parts(gradient)]

@@ -29,6 +29,15 @@ class Subclass:
     #: The shells of the inner tensors; None for plain ones.
     inner: tuple[Subclass | None, ...]
 
+    def is_alike(self, other: Subclass) -> bool:
+        """Check whether another tensor is rebuilt by the same call, whether or not it requires grad."""
+        if (self.kind, self.names, self.size) != (other.kind, other.names, other.size):
+            return False
+        if self.context != other.context:
+            return False
+        pairs = zip(self.inner, other.inner, strict=True)
+        return all(one is two or (one and two and one.is_alike(two)) for one, two in pairs)
+
     def around(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a tensor of the subclass with other inner tensors, without history."""
         inner = dict(zip(self.names, parts, strict=True))
@@ -154,10 +163,10 @@ class _Closed(torch.autograd.Function):
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
         if grad is None:
             return (None,) * (1 + len(ctx.shell.names))
-        if type(grad) is not ctx.shell.kind:
+        if not (has_shell(grad) and ctx.shell.is_alike(shell_of(grad))):
             raise RuntimeError(
                 f"the gradient of a {ctx.shell.kind.__qualname__} from a compiled function is a "
-                f"{type(grad).__qualname__}; call the original function"
+                f"{type(grad).__qualname__} of another kind; call the original function"
             )
         return (None, *opened(grad))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 import switchgear as sg
 from tests.subclasses.classes import Named, Pair, Rounded, Scaled, assert_alike, pair
@@ -258,6 +259,36 @@ NOT_TRAINED: dict[str, tuple[Case, str]] = {
         "has another gradient than the operators on its inner tensors",
     ),
 }
+
+
+class Doubled(Scaled):
+    """Its gradient is one of another factor."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].plain.detach(), args[0].factor)
+        plain = tree_map(lambda v: v.plain if isinstance(v, Scaled) else v, (args, kwargs or {}))
+        return cls(func(*plain[0], **plain[1]), args[0].factor + 1)
+
+
+@pytest.mark.filterwarnings("ignore::switchgear.errors.FallbackWarning")
+def test_a_gradient_with_another_context() -> None:
+    jitted = sg.jit(lambda x: x.neg(), executors=["torch"])
+    for called in (jitted, lambda x: x.neg()):
+        x: Any = Doubled(_numbers(3), 1).requires_grad_()
+        result = called(x)
+        assert result.factor == 2
+        result.backward(Doubled(torch.ones(3), 2))
+        assert x.grad.factor == 3
+    assert "has another gradient" in str(sg.explain(jitted).fallbacks())
+
+
+def test_an_incoming_gradient_of_another_kind_is_named() -> None:
+    jitted = sg.jit(lambda x: x * 2, executors=["torch"])
+    result = jitted(pair(3, grad=True))
+    with pytest.raises(RuntimeError, match="call the original function"):
+        result.backward(torch.ones(3))
 
 
 def _ones(result: Any) -> Any:
