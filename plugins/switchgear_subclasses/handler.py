@@ -145,13 +145,23 @@ def _stand_in(state: State, value: torch.Tensor) -> torch.Tensor:
 
 
 def _input(state: State, tape: Tape, shell: Subclass, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the stand-in for a tensor from outside, which requires grad as that does."""
-    stand_in = _stand_in(state, shell.around(parts))
+    """Return the stand-in for a tensor from outside, which requires grad as that does.
+
+    Raises:
+        Unsupported: the tensor has attributes that a tensor around other inner tensors lacks.
+    """
+    stand_in: Any = _stand_in(state, shell.around(parts))
+    if "_is_param" in shell.attributes:
+        stand_in._is_param = True
+    if missing := shell.attributes.difference(vars(stand_in)):
+        name, kind = min(missing), shell.kind.__qualname__
+        raise Unsupported(f"a {kind} has the attribute {name}, which __tensor_unflatten__ does not set", splits=False)
     if shell.requires_grad:
         with tape.paused(), internals.DisableTorchFunction():
             stand_in.requires_grad_() if shell.is_leaf else internals.make_non_leaf(stand_in)
     state.attributes += attributes_of(stand_in)
-    return stand_in
+    result: torch.Tensor = stand_in
+    return result
 
 
 def _needs_grad(tensor: torch.Tensor) -> bool:
@@ -206,7 +216,16 @@ class _Operators(internals.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         recorder, state = self._recorder, self._state
-        stand_ins = {id(state.value_of(tensor)): tensor for tensor in tensors_in((args, kwargs))}
+        tensors = [*tensors_in((args, kwargs))]
+        if torch.is_grad_enabled() and any(
+            has_shell(one) and one.requires_grad and not _needs_grad(state.value_of(one)) for one in tensors
+        ):
+            raise Unsupported(
+                f"{func} of a tensor of a subclass that requires grad inside of the function alone, or that no guard "
+                f"finds, in {recorder.here()}; pass it as an argument",
+                splits=False,
+            )
+        stand_ins = {id(state.value_of(tensor)): tensor for tensor in tensors}
         args, kwargs = map_tensors(state.value_of, (args, kwargs or {}))
         kinds = _kinds((args, kwargs))
         if kinds and torch.Tag.inplace_view in func.tags:
@@ -228,7 +247,10 @@ class _Operators(internals.DispatchMode):
         recorder, reason = self._recorder, "writes to one that does not" if is_new else ""
         if not reason:
             with recorder.paused(), internals.from_top(recorder.tape.dispatch_state):
-                agree = gradients_agree(called, func, args, kwargs)
+                try:
+                    agree = gradients_agree(called, func, args, kwargs)
+                except Exception:  # the class lacks an operator of the formula
+                    agree = False
             reason = "" if agree else "has another gradient than the operators on its inner tensors"
         if reason:
             raise Unsupported(

@@ -26,6 +26,8 @@ class Subclass:
     device: torch.device
     requires_grad: bool
     is_leaf: bool
+    #: The names of all attributes, such as a parameter's mark.
+    attributes: frozenset[str]
     #: The shells of the inner tensors; None for plain ones.
     inner: tuple[Subclass | None, ...]
 
@@ -64,7 +66,7 @@ class Subclass:
             if not check(tensor):
                 return False
             names, context = tensor.__tensor_flatten__()
-            if (*names,) != self.names or context != self.context:
+            if (*names,) != self.names or context != self.context or vars(tensor).keys() != self.attributes:
                 return False
             return all(fits_inside(getattr(tensor, name)) for name, fits_inside in inside)
 
@@ -99,7 +101,8 @@ def shell_of(tensor: Any) -> Subclass:
         context = copy.deepcopy(context)  # the tensor may change its own
     parts = [getattr(tensor, name) for name in names]
     shells = tuple([shell_of(part) if has_shell(part) else None for part in parts])
-    return Subclass(type(tensor), tuple(names), context, *layout, *grad, shells)
+    attributes = frozenset(vars(tensor))
+    return Subclass(type(tensor), tuple(names), context, *layout, *grad, attributes, shells)
 
 
 def opened(tensor: Any) -> tuple[Any, ...]:

@@ -84,11 +84,23 @@ COMPILED: dict[str, Case] = {
     "a class with functions": (lambda x, y: (x @ y).sin() + 1, lambda: (pair(3, 3, kind=Named), _numbers(3, 3))),
     "two classes": (lambda x, y: x * 1 + y.a, lambda: (pair(3, kind=Named), pair(3))),
 }
+
+
+def _with(name: str, value: Any, kind: type[Pair] = Pair) -> Any:
+    tensor = pair(3, kind=kind)
+    setattr(tensor, name, value)
+    return tensor
+
+
 FALLS_BACK: dict[str, tuple[Case, str]] = {
     "the argument returned": ((lambda x: (x, x + 1), lambda: (pair(3),)), "returns a tensor of a subclass"),
     "written and returned": ((lambda x: x.add_(1), lambda: (pair(3),)), "returns a tensor of a subclass"),
     "closed over, returned": ((lambda x: CLOSED_OVER, lambda: (_numbers(3),)), "returns a tensor of a subclass"),
     "an attribute assigned": ((_attribute, lambda: (pair(3),)), "assigns an attribute of a Pair"),
+    "an attribute that the class does not know": (
+        (lambda x: x * 2 if hasattr(x, "mark") else x * 3, lambda: (_with("mark", 1),)),
+        "has the attribute mark",
+    ),
     "its gradient read": ((lambda x: x * 2 if x.grad is None else x, lambda: (pair(3),)), "of a subclass is read"),
 }
 
@@ -239,6 +251,10 @@ TRAINED: dict[str, Case] = {
     "without gradients inside": (lambda x: torch.no_grad()(lambda: x * 2)() + x, lambda: (pair(3, grad=True),)),
     "asked": (lambda x: x * 2 if x.requires_grad else x * 3, lambda: (pair(3, grad=True),)),
     "not a leaf": (lambda x: x * 2, lambda: (pair(3, grad=True) * 2,)),
+    "a parameter": (
+        lambda x: x * 2 if isinstance(x, nn.Parameter) else x,
+        lambda: (nn.Parameter(pair(3)),),
+    ),
     "an inner tensor": (lambda x: (x * 2).a, lambda: (pair(3, grad=True),)),
     "nested": (lambda x: (x * 2).sin(), lambda: (Pair(pair(3), pair(3)).requires_grad_(),)),
     "in place": (lambda x: (x * 1).add_(1) * 2, lambda: (pair(3, grad=True),)),
@@ -253,6 +269,10 @@ NOT_TRAINED: dict[str, tuple[Case, str]] = {
     "another gradient": (
         (lambda x, y: y @ x, lambda: (Rounded(_numbers(3, 3), 1.0).requires_grad_(), _numbers(3, 3))),
         "has another gradient than the operators on its inner tensors",
+    ),
+    "required inside alone": (
+        (lambda x: Pair(x, x * 2).requires_grad_() * 2, lambda: (_numbers(3),)),
+        "inside of the function alone",
     ),
     "a plain tensor's": (
         (lambda x, y: x @ y, lambda: (pair(3, 3), _numbers(3, 3, requires_grad=True))),
