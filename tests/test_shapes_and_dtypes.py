@@ -359,7 +359,7 @@ MADE_INSIDE: dict[str, tuple[Function, str]] = {
     "quantised": (lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8), "quanti"),
     "nested": (lambda x: torch.nested.nested_tensor([x, x]), "nested"),
     "nested, as": (lambda x: torch.nested.as_nested_tensor([x[0], x[1]]), "nested"),
-    "jagged": (lambda x: torch.nested.as_nested_tensor([x[0], x[1]], layout=torch.jagged), "[Nn]ested|jagged"),
+    "jagged": (lambda x: torch.nested.as_nested_tensor([x[0], x[1]], layout=torch.jagged), "[Nn]ested|jagged|storage"),
     "subclass": (lambda x: (x * 2).as_subclass(Marked), "Marked|subclass"),
     "subclass within": (lambda x: ((x * 2).as_subclass(Marked) * 3).as_subclass(torch.Tensor), "Marked|subclass"),
 }
