@@ -8,7 +8,8 @@ recorded. The inner tensors of a stand-in have no gradient, as in eager; `State.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,15 +17,17 @@ import torch
 
 from switchgear_core.errors import Unsupported
 from switchgear_core.nesting import map_tensors, tensors_in
+from switchgear_core.patches import redirected
 from switchgear_core.record.call import Call
 from switchgear_core.record.guards import Guard
 from switchgear_core.record.handler import PASS, Handler, getter
-from switchgear_core.record.recorder import Recorder
+from switchgear_core.record.recorder import Recorder, active_recorder
 from switchgear_core.record.signature import Argument, Closure, Held, Part
 from switchgear_core.record.tape import Tape
 from switchgear_subclasses import torch_private as internals
 from switchgear_subclasses.changes import Attributes, attributes_of, refuse_changes, shelled_in
 from switchgear_subclasses.formulas import gradients_agree
+from switchgear_subclasses.functions import of_inner_tensors
 from switchgear_subclasses.shells import (
     Subclass,
     has_shell,
@@ -84,6 +87,29 @@ class Subclasses(Handler):
 
         recorder.closed = closed
         return state
+
+    def around(self) -> AbstractContextManager[None]:
+        """Redirect `apply` of Functions, which bypasses every mode."""
+        return redirected(torch.autograd.Function, "apply", self._apply)
+
+    def _apply(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = active_recorder()
+        if recorder is None or recorder.tape.is_paused or not any(map(has_shell, args)):
+            return original(function, *args, **kwargs)
+        state, here = recorder.state(self), recorder.here
+        values = [
+            state.value_of(_from_outside(recorder, state, arg)) if isinstance(arg, torch.Tensor) else arg
+            for arg in args
+        ]
+        needs_grad = torch.is_grad_enabled() and any(has_shell(value) and _needs_grad(value) for value in values)
+        if needs_grad or kwargs or function.setup_context is not torch.autograd.Function.setup_context:
+            raise Unsupported(
+                f"{function.__qualname__} takes a tensor of a subclass that requires grad, or by name, or has a "
+                f"setup_context, in {here()}",
+                splits=False,
+            )
+        runner, leaves = of_inner_tensors(function, tuple(values))
+        return original(runner, *leaves)
 
     def source(self, recorder: Recorder, tensor: torch.Tensor) -> Part | None:
         """Return the place of an inner tensor in its owner."""
@@ -190,7 +216,10 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
         with recorder.paused(), internals.outside(recorder.tape.dispatch_state):
             shell, parts = shell_of(tensor), opened(tensor)
         state.owners |= {id(part): (tensor, shell, number) for number, part in enumerate(parts)}
-        inner = [_from_outside(recorder, state, p) if has_shell(p) else recorder.adopted(p) for p in parts]
+        inner = [
+            state.value_of(_from_outside(recorder, state, part)) if has_shell(part) else recorder.adopted(part)
+            for part in parts
+        ]
         with recorder.isolation:
             stand_in = _input(state, recorder.tape, shell, inner)
         if not isinstance(origin, Part):

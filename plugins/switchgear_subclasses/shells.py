@@ -93,8 +93,8 @@ def has_shell(value: Any) -> bool:
 
 def shell_of(tensor: Any) -> Subclass:
     """Return the shell of a tensor that has one."""
-    names, context = tensor.__tensor_flatten__()
     with internals.DisableTorchFunction():
+        names, context = tensor.__tensor_flatten__()
         layout = tensor.size(), tensor.stride(), tensor.dtype, tensor.device
         grad = tensor.requires_grad, tensor.is_leaf
     if isinstance(context, (list, dict, set)):
@@ -109,7 +109,8 @@ def opened(tensor: Any) -> tuple[Any, ...]:
     """Return the inner tensors of a tensor; their gradients flow to it. There are none if it is of no subclass."""
     if not has_shell(tensor):
         return ()
-    parts = tuple([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
+    with internals.DisableTorchFunction():
+        parts = tuple([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
     if tensor.requires_grad and _is_followed(parts):
         return _Opened.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
     return parts
@@ -127,8 +128,10 @@ def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
     if not has_shell(tensor):
         yield tensor
         return
-    for name in tensor.__tensor_flatten__()[0]:
-        yield from plain_parts(getattr(tensor, name))
+    with internals.DisableTorchFunction():
+        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    for part in parts:
+        yield from plain_parts(part)
 
 
 class _Opened(torch.autograd.Function):

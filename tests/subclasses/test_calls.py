@@ -227,7 +227,29 @@ def test_inner_values_that_are_no_tensors() -> None:
 
 # Gradients.
 
+
+class Product(torch.autograd.Function):
+    """The product with a constant tensor of a subclass, which is saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Any, factor: float) -> Any:
+        ctx.save_for_backward(weight, x)
+        ctx.factor = factor
+        assert ctx.needs_input_grad[0] == x.requires_grad
+        assert not ctx.needs_input_grad[2]
+        return x @ weight * factor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        weight, x = ctx.saved_tensors
+        return grad * ctx.factor @ (weight * 1).t() + 0 * x, None, None
+
+
 TRAINED: dict[str, Case] = {
+    "a Function of one": (
+        lambda x, w: Product.apply(x, w, 2.0),  # type: ignore[no-untyped-call]
+        lambda: (_numbers(2, 3, requires_grad=True), Scaled(_numbers(3, 4), 2.0)),
+    ),
     "a chain": (lambda x: (x * 2).sin(), lambda: (pair(3, grad=True),)),
     "used twice": (lambda x: x * x + x, lambda: (pair(3, grad=True),)),
     "a weight": (lambda x, w: F.linear(x, w), lambda: (_numbers(2, 3), pair(4, 3, grad=True))),
@@ -269,6 +291,10 @@ NOT_TRAINED: dict[str, tuple[Case, str]] = {
     "another gradient": (
         (lambda x, y: y @ x, lambda: (Rounded(_numbers(3, 3), 1.0).requires_grad_(), _numbers(3, 3))),
         "has another gradient than the operators on its inner tensors",
+    ),
+    "a Function of one that requires grad": (
+        (lambda x: Product.apply(x, x, 2.0), lambda: (pair(3, 3, grad=True),)),  # type: ignore[no-untyped-call]
+        "takes a tensor of a subclass that requires grad",
     ),
     "required inside alone": (
         (lambda x: Pair(x, x * 2).requires_grad_() * 2, lambda: (_numbers(3),)),
@@ -371,3 +397,16 @@ def test_a_module_trains() -> None:
         if is_jitted:
             assert "1 compiled entry, 0 in eager" in called._switchgear.state()
     assert_alike(*kept)
+
+
+def test_nested_ones_in_a_container_train() -> None:
+    jitted = sg.jit(lambda tensors: tensors["w"] * 2, executors=["torch"])
+    gradients = []
+    for called in (jitted, lambda tensors: tensors["w"] * 2):
+        torch.manual_seed(0)
+        w = Pair(pair(3), pair(3)).requires_grad_()
+        result = called({"w": w})
+        result.backward(_ones(result))
+        gradients.append(w.grad)
+    assert_alike(*gradients)
+    assert "1 compiled entry, 0 in eager" in repr(jitted)
