@@ -99,7 +99,7 @@ def maybe_views(program: Program) -> tuple[int, ...]:
         makers = [
             item
             for item in stage.bound_symbols
-            if not names.isdisjoint(proxy.name for proxy in item.outputs)
+            if not names.isdisjoint([proxy.name for proxy in item.outputs])
         ]
         if stage is program.stages[-1]:
             names = {

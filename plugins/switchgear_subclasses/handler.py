@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from switchgear_core.errors import Unsupported
-from switchgear_core.nesting import map_tensors, tensors_in
+from switchgear_core.nesting import instances_in, map_tensors, tensors_in
 from switchgear_core.patches import redirected
 from switchgear_core.record.call import Call
 from switchgear_core.record.guards import Guard
@@ -122,7 +122,8 @@ class Subclasses(Handler):
             # read by constructors of subclasses; later calls have inputs at the same places
             recorder.matters.offsets = True
             return recorder.tracker.proxy_of(recorder.adopted(call.args[0])).storage_offset
-        if not any(map(has_shell, tensors_in((call.args, call.kwargs)))):
+        tensors = instances_in(torch.Tensor, (call.args, call.kwargs))
+        if not any(type(tensor) is not torch.Tensor and has_shell(tensor) for tensor in tensors):
             return PASS
         if call.fn in _OWN:
             raise Unsupported(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -90,30 +89,30 @@ WRITTEN_VIEWS: dict[object, Callable[..., torch.Tensor]] = {
 }
 
 
-class WritingOperator(abc.ABC):
-    """Function of a symbol for an operator that writes to `targets` among its arguments.
+class WritingOperator:
+    """Base of functions of symbols for operators that write to `targets` among their arguments.
 
     In a trace, the operator writes nothing: it returns `(results, values)`, with the new values of its targets. PyTorch
     has no derivative for its results. `reinplace` replaces each call by `lines`.
     """
 
-    @abc.abstractmethod
     def __call__(self, *args: object, **kwargs: object) -> tuple[object, object]:
         """Return the results and the new values; change no argument."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def versions(self, item: BoundSymbol) -> int:
         """Return by how much a claimed call raises the version of a target."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def targets(self, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
         """Return the targets among the arguments, nested."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def lines(
         self, item: BoundSymbol, in_place: Mapping[str, TensorProxy], fresh: Callable[[], str]
     ) -> list[BoundSymbol]:
         """Return lines that write to the targets in `in_place`, by the names of the new values, and else to copies."""
+        raise NotImplementedError
 
 
 IDENTITY = Symbol("switchgear.identity", identity, _identity_pullback)

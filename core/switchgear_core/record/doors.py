@@ -23,7 +23,7 @@ from switchgear_core.errors import NO_DATA_IN_RULES, DataDependent, Unsupported
 from switchgear_core.ir.naming import symbol_of
 from switchgear_core.ir.symbol import Source, Symbol
 from switchgear_core.ir.writes import DRAW_BERNOULLI
-from switchgear_core.nesting import map_tensors, tensors_in
+from switchgear_core.nesting import instances_in, map_tensors, tensors_in
 from switchgear_core.patches import replaced
 from switchgear_core.record.call import Call, Operation
 from switchgear_core.record.composite import close, note_target, output_of, part_from_former_uses
@@ -106,7 +106,7 @@ class _Functions(TorchFunctionMode):
         with self.recorder.isolation:
             call = Call(func, args, kwargs or {}, grad_enabled=torch.is_grad_enabled())
             # a class without `__torch_function__` is not among `kinds`, and may have `__torch_dispatch__`
-            kinds = {*kinds, *map(type, tensors_in((args, call.kwargs)))}
+            kinds = {*kinds, *map(type, instances_in(torch.Tensor, (args, call.kwargs)))}
             if runs_no_user_code(func, kinds, (*args, *call.kwargs.values())):
                 return self._recorded(call)
         return self._recorded(call)
