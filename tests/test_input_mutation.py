@@ -817,3 +817,22 @@ def test_a_write_by_foreach_beside_an_alias_raises_the_version() -> None:
     jit(function)(x)
     assert x._version > 0
     assert torch.equal(x, values(3) * 2)
+
+
+def test_several_views_of_an_input_that_is_written_to_twice() -> None:
+    """They are usable: no later change of version makes them outdated."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        x.fill_(2)
+        x.mul_(3)
+        return x.chunk(2)
+
+    jitted = sg.jit(function, executors=["torch"])
+    for called in (jitted, function):
+        leaf = torch.ones(2, requires_grad=True)
+        x = leaf * 1
+        first, second = called(x)
+        assert x._version == 2
+        assert not first.is_leaf
+        assert torch.equal(first + second, torch.tensor([12.0]))
+    assert "0 in eager" in repr(jitted)

@@ -314,8 +314,8 @@ class Entry:
         """Return the end of a call: the epilogue, `missing` versions, and the actions of features."""
         captured = self.captured
         complete = finisher(outputs, captured.trace.inputs, captured.sizes)
-        if missing:
-            complete = _then(complete, partial(add_versions, missing))
+        if missing:  # first: returned views are made of the latest version
+            complete = _then(partial(add_versions, missing), complete)
         for after in captured.after:
             complete = _then(complete, after)
         return complete
