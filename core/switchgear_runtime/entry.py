@@ -315,7 +315,8 @@ class Entry:
         captured = self.captured
         complete = finisher(outputs, captured.trace.inputs, captured.sizes)
         if missing:  # first: returned views are made of the latest version
-            complete = _then(partial(add_versions, missing), complete)
+            finish: Any = complete
+            complete = _then(partial(add_versions, missing), finish)
         for after in captured.after:
             complete = _then(complete, after)
         return complete

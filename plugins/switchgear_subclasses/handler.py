@@ -271,11 +271,18 @@ class _Operators(internals.DispatchMode):
 
     def _check_gradient(self, func: Any, kinds: Sequence[Any], args: Any, kwargs: Any) -> None:
         """Refuse an operator whose gradient is not that of the operators on inner tensors."""
-        if not kinds or not torch.is_grad_enabled() or not any(map(_needs_grad, tensors_in((args, kwargs)))):
+        if not kinds or not torch.is_grad_enabled():
             return
-        is_new = func._schema.is_mutable and not _needs_grad(args[0])
-        recorder, reason = self._recorder, "writes to one that does not" if is_new else ""
-        if not reason:
+        recorder, reason = self._recorder, ""
+        needs_grad = any(map(_needs_grad, tensors_in((args, kwargs))))
+        if func._schema.is_mutable:
+            key = internals.storage_key
+            inputs = {key(entry.wrapper) for entry in recorder.inputs if needs_grad or entry.proxy.requires_grad}
+            if not inputs.isdisjoint(map(key, plain_parts(args[0]))):
+                reason = "writes to an input"
+            elif needs_grad and not _needs_grad(args[0]):
+                reason = "writes to one that does not"
+        if needs_grad and not reason:
             with recorder.paused(), internals.from_top(recorder.tape.dispatch_state):
                 try:
                     agree = gradients_agree(called, func, args, kwargs)

@@ -66,12 +66,14 @@ CASES: list[tuple[Callable[..., Any], Callable[[Tensor], tuple[Tensor, ...]]]] =
 ]
 
 
-#: Why some fall back: inputs share memory, or sizes change in place.
+#: Why some fall back: inputs share memory, sizes change in place, or autograd would have to see the write.
 REASONS = {
     "transposed": "in place",
-    "written_and_transposed": "shares memory|in place",
-    "one_written": "shares memory",
-    "written_and_unsqueezed": "shares memory|in place",
+    "written": "writes to an input",
+    "both_written": "writes to an input",
+    "written_and_transposed": "shares memory|in place|writes to an input",
+    "one_written": "shares memory|writes to an input",
+    "written_and_unsqueezed": "shares memory|in place|writes to an input",
 }
 
 

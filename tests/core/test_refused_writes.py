@@ -28,6 +28,14 @@ def writing(write: Callable[[Tensor, Tensor, Tensor], object], *, made: str = "x
 
 
 WRITES: dict[str, tuple[Function, str]] = {
+    "expanded, by an operator": (
+        writing(lambda t, x, c: torch.ops.aten.fill_.Scalar(t[:, :1].expand(3, 2)[:, 0], 1.0)),
+        "through a view made by expand",
+    ),
+    "expanded part of a part": (
+        writing(lambda t, x, c: t.chunk(3)[1].expand(3, 3)[0].fill_(1.0)),
+        "through a view made by expand",
+    ),
     "expanded": (writing(lambda t, x, c: t[:, :1].expand(3, 2)[0].mul_(c[0, 0])), "through a view made by expand"),
     "unfolded": (writing(lambda t, x, c: t.unfold(0, 2, 2).mul_(2), made="c"), "through a view made by unfold"),
     "strided": (writing(lambda t, x, c: t.as_strided((2,), (1,)).mul_(2)), "through a view made by as_strided"),

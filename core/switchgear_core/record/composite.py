@@ -30,7 +30,8 @@ from switchgear_core.record.tracker import is_detached
 def note_target(recorder: Recorder, call: Call) -> None:
     """Note whether a call writes to its first argument, or to `out`."""
     out = call.kwargs.get("out")
-    call.writes = out is not None or is_in_place(getattr(call.fn, "__name__", ""))
+    name = str(getattr(call.fn, "_opname", None) or getattr(call.fn, "__name__", ""))
+    call.writes = out is not None or is_in_place(name)
     if not all(tensor.numel() for tensor in tensors_in(out)):
         raise Unsupported(
             f"out= of no elements, in {recorder.here()}, which is given other sizes; leave it out"
@@ -41,8 +42,7 @@ def note_target(recorder: Recorder, call: Call) -> None:
     if call.writes and isinstance(target, torch.Tensor):
         refuse_expanded(target, recorder.here)
         operands = call.args[1:], call.kwargs
-        is_item = getattr(call.fn, "__name__", "") == "__setitem__"
-        index = call.args[1] if is_item else ()
+        index = call.args[1] if name == "__setitem__" else ()
         refuse_transposed(target, operands, index, call.grad_enabled, recorder.here)
         if (
             call.grad_enabled

@@ -10,7 +10,7 @@ import torch
 
 from switchgear_core.torch_private.autograd import make_non_leaf
 from switchgear_core.torch_private.fakes import OpOverload
-from switchgear_core.torch_private.functionalize import functionalize_keys, is_wrapper, unwrap, wrap
+from switchgear_core.torch_private.functionalize import functionalize_keys, is_wrapper, storage_key, unwrap, wrap
 from switchgear_core.torch_private.modes import DisableTorchFunction, DispatchMode, dispatch_from_top, function_modes_on
 from switchgear_core.torch_private.names import private
 
@@ -28,6 +28,7 @@ __all__ = [
     "is_wrapper",
     "make_non_leaf",
     "outside",
+    "storage_key",
     "subclass_functions_enabled",
     "unwrap",
     "wrap",
