@@ -33,7 +33,7 @@ WRITES: dict[str, tuple[Function, str]] = {
         "through a view made by expand",
     ),
     "expanded part of a part": (
-        writing(lambda t, x, c: t.chunk(3)[1].expand(3, 3)[0].fill_(1.0)),
+        writing(lambda t, x, c: t[1:2].expand(3, 3)[0].fill_(1.0)),
         "through a view made by expand",
     ),
     "expanded": (writing(lambda t, x, c: t[:, :1].expand(3, 2)[0].mul_(c[0, 0])), "through a view made by expand"),

@@ -101,7 +101,7 @@ def refuse_write(
         func is _aten.sub.Tensor
         and isinstance(args[1], torch.Tensor)
         and is_new(args[0])
-        # the base is new, too, if it is a view that is made again
+        # the base is new, too, if it is a recreated view
         and not (is_new(args[1]) and args[0].shape == args[1].shape)
     ):
         _refuse("through a view made by expand()", here)
