@@ -35,6 +35,14 @@ def random_states() -> tuple[object, ...]:
     return states if numpy is None else (*states, pickle.dumps(numpy.random.get_state()))
 
 
+def is_global_stream(value: object) -> bool:
+    """Check whether an object is a stream of `random_states`."""
+    numpy, owner = sys.modules.get("numpy"), "__self__"
+    return value is getattr(random.seed, owner) or (
+        numpy is not None and value is getattr(numpy.random.get_state, owner)
+    )
+
+
 class StandIn(torch.Generator):
     """Stand-in for a generator, which the function may pass on, but neither query nor change."""
 

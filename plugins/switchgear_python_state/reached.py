@@ -41,6 +41,7 @@ from switchgear_core.record.signature import (
 )
 from switchgear_core.record.user_code import is_installed
 from switchgear_frontend.known_calls import is_method, is_written_in_python, refuse, what_it_does
+from switchgear_frontend.seeding import is_global_stream
 from switchgear_python_state import user_objects
 from switchgear_python_state.class_checks import ClassChecks
 from switchgear_python_state.frozen import (
@@ -452,6 +453,8 @@ class Reached:
 
     def _library_object(self, value: Any, label: str) -> None:
         """Record an object of a library class; its known state counts as read."""
+        if is_global_stream(value):  # a draw is refused where it happens
+            return
         wrapped = getattr(value, "__wrapped__", None)
         if has_stream(value):
             self.streams[id(value)] = Stream(value, label)

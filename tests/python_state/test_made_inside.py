@@ -7,6 +7,7 @@ import os
 import random
 from collections import OrderedDict
 from collections.abc import Callable
+from random import random as _chance
 from types import SimpleNamespace
 from typing import Any
 
@@ -307,3 +308,15 @@ def test_a_memo_that_drops_what_was_used_longest_ago() -> None:
         return [(call(torch.ones(size)).tolist(), [*memo]) for size in (1, 2, 1, 3, 2)]
 
     assert run(lambda function: sg.jit(function, executors=["torch"], strict=True)) == run(lambda function: function)
+
+
+def test_a_stream_that_is_named_and_not_drawn_from() -> None:
+    """As layer drop does in evaluation."""
+
+    def function(x: Tensor, chance: float) -> Tensor:
+        return x if chance and _chance() < chance else x * 2
+
+    jitted = sg.jit(function, executors=["torch"])
+    for _ in range(2):
+        assert torch.equal(jitted(torch.ones(2), 0.0), torch.full((2,), 2.0))
+    assert "0 in eager" in repr(jitted)

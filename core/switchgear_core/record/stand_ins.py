@@ -28,6 +28,7 @@ _KNOWN_NAMES = """
     is_mtia is_neg is_nested is_nonzero is_quantized is_same_size is_signed is_sparse is_sparse_csr is_vulkan is_xla
     is_xpu item itemsize name names nbytes ndim ndimension nelement numel requires_grad shape size sparse_dim stride
     sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum _sym_int tolist type volatile _parse_to
+    _has_compatible_shallow_copy_type
 """
 _KNOWN = frozenset(_KNOWN_NAMES.split())
 _LAYOUT = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
