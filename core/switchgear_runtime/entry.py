@@ -315,8 +315,7 @@ class Entry:
         captured = self.captured
         complete = finisher(outputs, captured.trace.inputs, captured.sizes)
         if missing:  # first: returned views are made of the latest version
-            finish: Any = complete
-            complete = _then(partial(add_versions, missing), finish)
+            complete = _then(partial(add_versions, missing), complete)
         for after in captured.after:
             complete = _then(complete, after)
         return complete
@@ -435,5 +434,5 @@ def give_up(
         dropping(entry, fault)
 
 
-def _then(complete: Finisher, after: Callable[[object, Sequence[object]], object]) -> Finisher:
+def _then(complete: Finisher, after: Finisher) -> Finisher:
     return lambda results, inputs: after(complete(results, inputs), inputs)

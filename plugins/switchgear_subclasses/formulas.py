@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from switchgear_core.nesting import map_tensors, tensors_in
 from switchgear_subclasses import torch_private as internals
-from switchgear_subclasses.shells import has_shell, plain_parts, shell_of
+from switchgear_subclasses.shells import has_shell, inner_of, plain_parts, shell_of
 
 #: Runs an operator by the handlers of the subclasses among its arguments.
 Run = Callable[[Any, Any, Any], Any]
@@ -72,8 +72,7 @@ def rebuilt(tensor: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> An
     """Return a tensor with a function applied to its inner tensors; of a plain tensor, the function's result."""
     if not has_shell(tensor):
         return function(tensor)
-    shell = shell_of(tensor)
-    return shell.around([rebuilt(getattr(tensor, name), function) for name in shell.names])
+    return shell_of(tensor).around([rebuilt(part, function) for part in inner_of(tensor)])
 
 
 def _given(func: Any, args: Any, kwargs: Any) -> dict[str, object]:

@@ -31,6 +31,7 @@ from switchgear_subclasses.functions import of_inner_tensors
 from switchgear_subclasses.shells import (
     Subclass,
     has_shell,
+    inner_of,
     opened,
     plain_parts,
     shell_of,
@@ -64,12 +65,11 @@ class State:
         """Return the value of a stand-in or placeholder, with its gradient; also of one around stand-ins."""
         if id(tensor) in self.values or not has_shell(tensor) or id(tensor) in self.inner:
             return self.values.get(id(tensor), (tensor, tensor))[1]
-        shell = shell_of(tensor)
-        parts = [getattr(tensor, name) for name in shell.names]
+        parts = inner_of(tensor)
         values = [*map(self.value_of, parts)]
         if all(map(operator.is_, values, parts)):
             return tensor
-        value = shell.around(values)
+        value = shell_of(tensor).around(values)
         self.values[id(tensor)], self.inner[id(value)] = (tensor, value), value
         return value
 
@@ -283,7 +283,7 @@ class _Operators(internals.DispatchMode):
             elif needs_grad and not _needs_grad(args[0]):
                 reason = "writes to one that does not"
         if needs_grad and not reason:
-            with recorder.paused(), internals.from_top(recorder.tape.dispatch_state):
+            with recorder.paused(), internals.dispatch_from_top(recorder.tape.dispatch_state):
                 try:
                     agree = gradients_agree(called, func, args, kwargs)
                 except Exception:  # the class lacks an operator of the formula

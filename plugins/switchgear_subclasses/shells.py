@@ -78,17 +78,22 @@ class Subclass:
         return opened if self.requires_grad else attrgetter(*self.names, self.names[0])
 
 
-def has_shell(value: Any) -> bool:
-    """Check whether a value is a tensor of a subclass that PyTorch flattens into strided tensors."""
+def inner_of(value: Any) -> tuple[Any, ...]:
+    """Return the inner tensors of a tensor that PyTorch flattens into strided tensors; of any other value, none."""
     kind = type(value)
     if not (hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")):
-        return False
+        return ()
     with internals.DisableTorchFunction():
         # `layout` of a nested tensor is asked of its class
         if not isinstance(value, torch.Tensor) or value.is_nested or value.layout is not torch.strided:
-            return False
-        parts = [getattr(value, name) for name in kind.__tensor_flatten__(value)[0]]
-    return bool(parts) and all(isinstance(part, torch.Tensor) for part in parts)
+            return ()
+        parts = tuple([getattr(value, name) for name in kind.__tensor_flatten__(value)[0]])
+    return parts if all(isinstance(part, torch.Tensor) for part in parts) else ()
+
+
+def has_shell(value: Any) -> bool:
+    """Check whether a value is a tensor of a subclass that PyTorch flattens into strided tensors."""
+    return bool(inner_of(value))
 
 
 def shell_of(tensor: Any) -> Subclass:
@@ -99,19 +104,15 @@ def shell_of(tensor: Any) -> Subclass:
         grad = tensor.requires_grad, tensor.is_leaf
     if isinstance(context, (list, dict, set)):
         context = copy.deepcopy(context)  # the tensor may change its own
-    parts = [getattr(tensor, name) for name in names]
-    shells = tuple([shell_of(part) if has_shell(part) else None for part in parts])
+    shells = tuple([shell_of(part) if has_shell(part) else None for part in inner_of(tensor)])
     attributes = frozenset(vars(tensor))
     return Subclass(type(tensor), tuple(names), context, *layout, *grad, attributes, shells)
 
 
 def opened(tensor: Any) -> tuple[Any, ...]:
     """Return the inner tensors of a tensor; their gradients flow to it. There are none if it is of no subclass."""
-    if not has_shell(tensor):
-        return ()
-    with internals.DisableTorchFunction():
-        parts = tuple([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
-    if tensor.requires_grad and _is_followed(parts):
+    parts = inner_of(tensor)
+    if parts and tensor.requires_grad and _is_followed(parts):
         return _Opened.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
     return parts
 
@@ -125,11 +126,9 @@ def _is_followed(parts: Sequence[torch.Tensor]) -> bool:
 
 def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
     """Yield the inner tensors of a tensor that are of no subclass; a plain tensor is its own."""
-    if not has_shell(tensor):
+    parts = inner_of(tensor)
+    if not parts:
         yield tensor
-        return
-    with internals.DisableTorchFunction():
-        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     for part in parts:
         yield from plain_parts(part)
 
@@ -140,7 +139,7 @@ class _Opened(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Any) -> tuple[torch.Tensor, ...]:
         ctx.shell = shell_of(tensor)
-        parts = [getattr(tensor, name).detach() for name in ctx.shell.names]
+        parts = [part.detach() for part in inner_of(tensor)]
         ctx.mark_non_differentiable(*[part for part in parts if not _has_gradient(part)])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*parts)

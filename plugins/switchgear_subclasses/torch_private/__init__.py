@@ -23,7 +23,7 @@ __all__ = [
     "OpOverload",
     "above_subclasses",
     "back_inside",
-    "from_top",
+    "dispatch_from_top",
     "function_modes_on",
     "is_wrapper",
     "make_non_leaf",
@@ -34,8 +34,6 @@ __all__ = [
     "wrap",
 ]
 
-#: Context of eager's dispatch, without the functions of subclasses.
-from_top = dispatch_from_top
 #: `__torch_function__` of classes without functions of their own.
 DISABLED: Any = private("torch._C._disabled_torch_function_impl")
 #: Whether functions of subclasses are called.
