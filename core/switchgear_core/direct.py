@@ -169,7 +169,7 @@ def jit(
         runtime: runs them; None for `DirectRuntime`.
 
     Returns:
-        A function with the same arguments. Its calls raise `CaptureError` for what the front end refuses.
+        A function with the same arguments. Its calls raise `CaptureError` for programs that the front end refuses.
     """
     front, run_by = frontend or DirectFrontend(), runtime or DirectRuntime()
     selection = select(installed(executors), executors)

@@ -82,7 +82,7 @@ def export(
 
     Raises:
         InvalidInput: the call is not captured as a whole.
-        Unsupported: the program depends on what an exported program does not hold.
+        Unsupported: the program depends on state that an exported program does not hold.
     """
     call = tuple(args), dict(kwargs or {})
     jitted = function if is_jitted(function) else jit(function)

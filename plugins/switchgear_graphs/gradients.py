@@ -190,11 +190,11 @@ def _differentiated(program: _Program, selection: Selection, ends: Sequence[int]
     with torch.no_grad(), internals.autocast_off():
         stages, _ = prepare(program.trace, selection)
         outputs = stages[-1].outputs
-        wanted = range(len(outputs)) if ends is None else ends
+        places = range(len(outputs)) if ends is None else ends
         names = Names(names_of(stages[-1]))
 
         def tangent(place: int, proxy: TensorProxy | None) -> TensorProxy | None:
-            grad = None if proxy is None or place not in wanted else expected_grad(proxy)
+            grad = None if proxy is None or place not in places else expected_grad(proxy)
             return grad and changed_proxy(grad, name=names.claim(grad.name))
 
         grads = tuple([tangent(place, proxy) for place, proxy in enumerate(outputs)])
@@ -214,9 +214,9 @@ def _with_gradients(
     tangents = [proxy.name for proxy in trace.inputs[len(program.inputs) :]]
     outputs = (*program.outputs, *[f"{name}.grad" for name, _ in final])
     kinds = (*program.kinds, *["inputs"] * len(tangents))
-    wanted = range(count) if ends is None else ends
+    starts = range(count) if ends is None else ends
     result = _Program(again(flat, selection, places), (*program.inputs, *tangents), outputs, kinds)
-    return result, [*wanted, *range(count, len(outputs))]
+    return result, [*starts, *range(count, len(outputs))]
 
 
 def _signature(program: _Program, joint: Joint) -> Signature:

@@ -58,10 +58,10 @@ def to_fx(trace: Trace) -> fx.GraphModule:
         nodes[name] = graph.get_attr(name)
     is_on = True
     for item in trace.bound_symbols:
-        wanted = item.grad_enabled or BACKWARD in item.tags
-        if wanted is not is_on:
-            graph.call_function(internals.set_grad_enabled, (wanted,))
-            is_on = wanted
+        mode_of_line = item.grad_enabled or BACKWARD in item.tags
+        if mode_of_line is not is_on:
+            graph.call_function(internals.set_grad_enabled, (mode_of_line,))
+            is_on = mode_of_line
         _add(graph, item, nodes, mode)
     if not is_on:
         graph.call_function(internals.set_grad_enabled, (True,))
@@ -133,8 +133,8 @@ class _OnStandIns(fx.Interpreter):
             raise Unsupported(f"node {n.name} ({n.target}): {error}") from error
         except Exception as error:
             raise Unsupported(
-                f"node {n.name} ({n.target}) cannot be recorded: {type(error).__name__}: {error}; register what it "
-                "calls as an operator with torch.library, with a fake implementation"
+                f"node {n.name} ({n.target}) cannot be recorded: {type(error).__name__}: {error}; register its "
+                "function as an operator with torch.library, with a fake implementation"
             ) from error
 
 
@@ -155,7 +155,7 @@ def from_fx(
 
     Raises:
         InvalidInput: there is no metadata for a placeholder.
-        Unsupported: a node cannot be recorded, for it calls what PyTorch does not know, or writes to an input.
+        Unsupported: a node cannot be recorded, for it calls a function unknown to PyTorch, or writes to an input.
     """
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     if example_inputs is None:

@@ -109,7 +109,7 @@ def difference(original: Trace, edited: Trace) -> str:
             return f"the input {other.name} is {_text(other)}, and the other program's {one.name} is {_text(one)}"
     if len(original.outputs) != len(edited.outputs):
         return f"it returns {len(edited.outputs)} values, and the other {len(original.outputs)}"
-    matters = original.name == "computation"  # what requires grad in a joint trace is decided
+    matters = original.name == "computation"  # gradients in a joint trace are decided
     for place, (old, new) in enumerate(zip(original.outputs, edited.outputs, strict=True)):
         if (old is None) is not (new is None) or (old and new and _edge(old, matters) != _edge(new, matters)):
             return f"output {place} is {_text(new)}, and the other program's is {_text(old)}"

@@ -28,7 +28,7 @@ def _symbol(name: str) -> Symbol:
 
 
 def pickled(trace: Trace) -> tuple[object, ...]:
-    """Return what `__reduce__` returns for a trace."""
+    """Return the result of `__reduce__` for a trace."""
     buffer = io.BytesIO()
     _Pickler(buffer).dump([getattr(trace, item.name) for item in fields(trace)])
     return _unpickled, (buffer.getvalue(),)
