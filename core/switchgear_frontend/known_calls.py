@@ -98,11 +98,11 @@ _DOES_IN_PYTHON = {
     id(internals.JiteratorFunction.__call__.__code__): "runs a kernel of torch.cuda.jiterator",
     id(inspect.getattr_static.__code__): "reads attributes past what a guard tells",
 }
-#: Folders of PyTorch with communicating code; functional collectives are exempt, because a trace holds them.
+#: Folders of PyTorch with communicating code; functional collectives and DTensors are exempt: a trace holds them.
 _OF_PROCESSES = tuple(
     f"{os.path.dirname(torch.__file__)}/{name}/" for name in ("distributed", "nn/parallel")
 )
-_FUNCTIONAL = f"{_OF_PROCESSES[0]}_functional_collectives.py"
+_FUNCTIONAL = tuple(f"{_OF_PROCESSES[0]}{name}" for name in ("_functional_collectives.py", "tensor/"))
 #: The code for loading a module, until its return.
 _LOADS = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 #: Modules whose calls by the standard library are its own business: the state of the interpreter, its locks.
@@ -211,7 +211,7 @@ def refuse_start(frame: types.FrameType) -> None:
 def _communicates(frame: types.FrameType) -> str:
     """Return a verb phrase for code that involves other processes or devices in every call."""
     code, caller = frame.f_code, frame.f_back
-    if not code.co_filename.startswith(_OF_PROCESSES) or code.co_filename == _FUNCTIONAL:
+    if not code.co_filename.startswith(_OF_PROCESSES) or code.co_filename.startswith(_FUNCTIONAL):
         return ""
     if code.co_name == "forward":
         wrapper = type(next(iter(frame.f_locals.values()))).__name__

@@ -79,9 +79,11 @@ class Subclasses(Handler):
 
     def begin(self, recorder: Recorder) -> State:
         """Begin without tensors."""
-        state, tape = State(), recorder.tape
+        state, tape, others = State(), recorder.tape, recorder.closed
 
         def closed(shell: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            if not isinstance(shell, Subclass):
+                return others(shell, parts)
             state.is_used = True
             return _input(state, tape, shell, [*map(state.value_of, parts)])
 

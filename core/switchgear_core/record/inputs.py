@@ -63,7 +63,8 @@ class Inputs:
 
     def add(self, entry: RecordedInput) -> None:
         """Make an outside tensor an input."""
-        entry.wrapper.__class__ = type(entry.tensor)  # a Parameter shows its class
+        if not hasattr(entry.tensor, "__tensor_flatten__"):
+            entry.wrapper.__class__ = type(entry.tensor)  # a Parameter shows its class
         self._inputs.append(entry)
         self._by_id[id(entry.tensor)] = entry
         self._by_id.setdefault(id(entry.wrapper), entry)

@@ -349,7 +349,7 @@ def _class_name(leaf: object) -> str:
 
 def check_tensor(tensor: torch.Tensor, subject: str) -> None:
     """Refuse the kinds of tensors that a trace cannot hold, by name."""
-    if type(tensor) not in _PLAIN_TENSORS:
+    if type(tensor) not in _PLAIN_TENSORS and not getattr(shell_of(tensor), "is_whole", False):
         raise Unsupported(
             f"{subject} is a {type(tensor).__qualname__}: of tensor subclasses, those are supported that "
             "__tensor_flatten__ takes to strided tensors",

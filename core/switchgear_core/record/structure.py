@@ -201,10 +201,15 @@ def flatten(
         else:
             flat.append(leaf)
             continue
-        inner_leaves, inner = flatten(values, objects=objects)
+        is_whole = shell is not None and shell.is_whole
+        inner_leaves, inner = (values, _LEAF) if is_whole else flatten(values, objects=objects)
         records.append((index, kind, names, inner))
         flat.extend(inner_leaves)
     return flat, Structure(spec, tuple(records))
+
+
+#: The structure of a list of one leaf.
+_LEAF = Structure(pytree.tree_flatten([None], is_leaf=lambda part: part is None)[1])
 
 
 def _is_size(value: object) -> bool:

@@ -22,35 +22,34 @@ from switchgear_core.record.handler import PASS, Handler
 from switchgear_core.record.recorder import Recorder
 
 _SHARDED = (
-    "is sharded (a DTensor, as fully_shard and tensor parallelism make them), which is read and written by Python in "
-    "every call; sg.jit the parts first and shard their results: fully_shard(sg.jit(layer))"
+    "is sharded by fully_shard, whose Python reads and writes the parameters in every call; sg.jit the parts first and "
+    "shard their results: fully_shard(sg.jit(layer))"
 )
 
 
 class Distributed(Handler):
-    """Handler of in-place collectives and sharded tensors: both are refused."""
+    """Handler of in-place collectives and modules of `fully_shard`: both are refused."""
 
     @contextlib.contextmanager
     def running(
         self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
     ) -> Iterator[None]:
-        """Refuse a module whose parameters are sharded."""
-        for root in roots if "torch.distributed.tensor" in sys.modules else ():
-            for name, tensor in root.named_parameters() if isinstance(root, nn.Module) else ():
-                if _is_sharded(tensor):
-                    raise Unsupported(f"the parameter {name} of {type(root).__name__} {_SHARDED}")
+        """Refuse a module of `fully_shard` whose parameters are sharded now."""
+        fsdp, dtensors = map(sys.modules.get, ("torch.distributed.fsdp", "torch.distributed.tensor"))
+        for root in roots if fsdp and dtensors else ():
+            for path, module in root.named_modules() if isinstance(root, nn.Module) else ():
+                for name, tensor in module.named_parameters(path) if isinstance(module, fsdp.FSDPModule) else ():
+                    if isinstance(tensor, dtensors.DTensor):
+                        raise Unsupported(f"the parameter {name} of {type(root).__name__} {_SHARDED}")
         yield
 
     def take(self, recorder: Recorder, call: Call) -> Any:
-        """Refuse sharded tensors, and functional collectives through which a gradient would have to flow."""
+        """Refuse functional collectives through which a gradient would have to flow."""
         module = getattr(call.fn, "__module__", None) or ""
-        is_functional = module.rpartition(".")[2] == "_c10d_functional"
-        if not is_functional and "torch.distributed.tensor" not in sys.modules:
+        if module.rpartition(".")[2] != "_c10d_functional":
             return PASS
         for tensor in tensors_in((call.args, call.kwargs)):
-            if _is_sharded(tensor):
-                raise Unsupported(f"a tensor in {recorder.here()} {_SHARDED}")
-            if is_functional and tensor.requires_grad and torch.is_grad_enabled():
+            if tensor.requires_grad and torch.is_grad_enabled():
                 raise Unsupported(
                     f"{call.fn} of a tensor that requires grad, in {recorder.here()}: its gradient is a collective, "
                     f"in the order of autograd; call it outside the jitted function, or under no_grad"
@@ -66,8 +65,3 @@ class Distributed(Handler):
                 splits=False,  # TorchDynamo would make the call functional, with another gradient
             )
         return PASS
-
-
-def _is_sharded(tensor: torch.Tensor) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)

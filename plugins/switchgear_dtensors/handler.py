@@ -1,0 +1,136 @@
+"""The handler of calls with DTensors.
+
+Each DTensor from outside, and each result, is one value of the trace, with the sizes of the whole. The function gets a
+*stand-in* for it: a DTensor around a fake local tensor. A call runs on the stand-ins first, so that the function sees
+the mesh and the placements of the result; then it is recorded on their values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from switchgear_core.errors import Unsupported
+from switchgear_core.nesting import map_tensors, tensors_in
+from switchgear_core.patches import redirected, together
+from switchgear_core.record.call import Call
+from switchgear_core.record.handler import PASS, Handler, getter
+from switchgear_core.record.recorder import Recorder, active_recorder
+from switchgear_dtensors.marks import SHARDED
+
+#: Functions and attributes of a tensor whose result its stand-in does not share.
+_OWN = frozenset(map(getter, ("data", "grad", "grad_fn", "is_leaf", "_base", "_version")))
+_OWN |= {torch.Tensor.requires_grad_, torch.Tensor.backward, torch.autograd.grad, torch.autograd.backward}
+
+
+def _placed() -> Any:
+    """Return the module of DTensors' values, or None as long as there is no DTensor: PyTorch's takes half a second."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return None
+    from switchgear_dtensors import placed
+
+    return placed
+
+
+def shell_of(value: object) -> Any:
+    """Return the shell of a DTensor, or None of any other value."""
+    placed = _placed()
+    return placed and placed.shell_of(value)
+
+
+class DTensors(Handler):
+    """Records calls with DTensors as calls on whole tensors."""
+
+    def begin(self, recorder: Recorder) -> list[Any]:
+        """Begin without tensors; the list holds the state once there is a DTensor."""
+        others = recorder.closed
+
+        def closed(shell: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            if not shell.is_whole:
+                return others(shell, parts)
+            return self._state(recorder).input(recorder, shell, parts[0])  # type: ignore[no-any-return]
+
+        recorder.closed = closed
+        return []
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Redirect `apply` of Functions, which bypasses every mode, and `to_local`, which may call no Function."""
+        redirections = [redirected(torch.autograd.Function, "apply", self._apply)]
+        if placed := _placed():
+            redirections.append(redirected(placed.internals.DTensor, "to_local", self._to_local))
+        with together(redirections):
+            yield
+
+    def take(self, recorder: Recorder, call: Call) -> Any:
+        """Run a call with DTensors on the stand-ins, then record it on their values."""
+        placed = _placed()
+        if placed is None:
+            return PASS
+        state, dtensor = self._state(recorder), placed.internals.DTensor
+        tensors = [*tensors_in((call.args, call.kwargs))]
+        if not any(type(tensor) is dtensor or state.is_local(tensor) for tensor in tensors):
+            return PASS
+        here = recorder.here
+        if call.fn in _OWN:
+            name = getattr(call.fn, "__self__", call.fn)
+            raise Unsupported(f"{name} of a DTensor, in {here()}; call it outside", splits=False)
+        if placed.internals.replicates_implicitly():
+            raise Unsupported(f"plain tensors count as replicas, in {here()}; distribute them", splits=False)
+        args, kwargs = map_tensors(functools.partial(state.stand_in_of, recorder), (call.args, call.kwargs))
+        with state.unrecorded(recorder):
+            fakes, named = map_tensors(state.fake_of, (args, kwargs))
+            expected = call.fn(*fakes, **named)  # type: ignore[misc]
+        if not [*tensors_in(expected)]:
+            return expected
+        if any(map(state.is_local, tensors)):
+            raise Unsupported(f"the local tensor of a DTensor is used, in {here()}; call to_local()", splits=False)
+        return self._recorded(recorder, call.fn, map_tensors(state.value_of, (args, kwargs)), expected)
+
+    def finish(self, recorder: Recorder, result: Any) -> Any:
+        """Return the result with values in place of stand-ins; refuse writes that reach DTensors from outside."""
+        states = recorder.state(self)
+        if not states:
+            return result
+        states[0].refuse_writes()
+        return map_tensors(states[0].value_of, result)
+
+    def _state(self, recorder: Recorder) -> Any:
+        states: list[Any] = recorder.state(self)
+        if not states:
+            states.append(_placed().State())
+        return states[0]
+
+    def _recorded(self, recorder: Recorder, function: Any, operands: Any, expected: Any) -> Any:
+        """Return the stand-ins of the results of a call on values; `expected` are its results on stand-ins."""
+        state, count = self._state(recorder), len(recorder.tape.lines)
+        with recorder.tape.tagged(SHARDED), recorder.reopened():
+            result = function(*operands[0], **operands[1])
+        reason = "draws random numbers" if any(line.is_random for line in recorder.tape.lines[count:]) else ""
+        pairs = [*zip(tensors_in(expected), tensors_in(result), strict=True)]
+        for stand_in, value in pairs:
+            if type(stand_in) is not _placed().internals.DTensor:
+                reason = "returns a plain tensor"
+            elif stand_in.stride() != value.stride():
+                reason = "returns other strides than for a plain tensor"
+        if reason:
+            raise Unsupported(f"{function} of a DTensor {reason}, in {recorder.here()}", splits=False)
+        stand_ins = {id(value): state.paired(recorder, stand_in, value) for stand_in, value in pairs}
+        return map_tensors(lambda value: stand_ins[id(value)], result)
+
+    def _apply(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder, placed = active_recorder(), _placed()
+        if recorder is None or recorder.tape.is_paused or not placed or function not in placed.internals.FUNCTIONS:
+            return original(function, *args, **kwargs)
+        return placed.moved(recorder, self._state(recorder), function, args)
+
+    def _to_local(self, original: Callable[..., Any], tensor: Any, **kwargs: Any) -> Any:
+        recorder = active_recorder()
+        if recorder is None or recorder.tape.is_paused or torch.is_grad_enabled():
+            return original(tensor, **kwargs)
+        return self._apply(original, _placed().internals.TO_LOCAL, tensor, None)

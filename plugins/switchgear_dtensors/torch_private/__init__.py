@@ -1,0 +1,92 @@
+"""Private names of PyTorch: the parts of a DTensor, and its Functions."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor, _api, _redistribute
+
+from switchgear_core.torch_private.fake_mode import new_fake_mode
+from switchgear_core.torch_private.functionalize import is_wrapper, unwrap
+from switchgear_core.torch_private.modes import DisableTorchFunction
+from switchgear_core.torch_private.names import private
+
+_disable_current_modes: Any = private("torch.utils._python_dispatch._disable_current_modes")
+
+__all__ = [
+    "FUNCTIONS",
+    "TO_LOCAL",
+    "AsyncCollectiveTensor",
+    "DTensor",
+    "DisableTorchFunction",
+    "around",
+    "is_wrapper",
+    "local_of",
+    "new_local_mode",
+    "outside",
+    "replicates_implicitly",
+    "spec_of",
+    "unwrap",
+    "version_of",
+]
+
+#: The Function of `to_local`.
+TO_LOCAL: Any = _api._ToTorchTensor
+#: Functions between DTensors, and between DTensors and plain tensors. They save no tensors for their backwards.
+FUNCTIONS: frozenset[Any] = frozenset({_api._FromTorchTensor, TO_LOCAL, _redistribute.Redistribute})
+
+
+class _FakeMode(type(new_fake_mode())):  # type: ignore[misc]
+    """Mode of fake local tensors: it leaves operators on DTensors to their class."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if DTensor in types:
+            return NotImplemented
+        return super().__torch_dispatch__(func, types, args, kwargs or {})
+
+
+def new_local_mode() -> Any:
+    """Return a mode in which operators on local tensors compute metadata only, without communication."""
+    return _FakeMode(None)
+
+
+def local_of(tensor: Any) -> Any:
+    """Return the local tensor of a DTensor."""
+    return tensor._local_tensor
+
+
+def spec_of(tensor: Any) -> Any:
+    """Return the mesh, the placements, the sizes and the strides of a DTensor."""
+    return tensor._spec
+
+
+def around(local: torch.Tensor, spec: Any) -> torch.Tensor:
+    """Return a DTensor with a local tensor, without history."""
+    return DTensor(local, spec, requires_grad=False)  # type: ignore[call-arg,no-any-return]
+
+
+def version_of(wrapper: torch.Tensor) -> int:
+    """Return how many writes to a wrapper's memory autograd has seen."""
+    with DisableTorchFunction():
+        return wrapper._version
+
+
+def replicates_implicitly() -> bool:
+    """Check whether DTensors take plain tensors as replicas: `torch.distributed.tensor.experimental`'s context."""
+    return bool(DTensor._op_dispatcher._allow_implicit_replication)
+
+
+@contextlib.contextmanager
+def outside(state: tuple[Any, Any]) -> Iterator[None]:
+    """Return a context as outside of the capture and of autograd; `state` is the recorder's `dispatch_state`."""
+    with (
+        torch._C._ForceDispatchKeyGuard(*state),
+        _disable_current_modes(),
+        DisableTorchFunction(),
+        torch.no_grad(),
+    ):
+        yield
