@@ -102,7 +102,9 @@ _DOES_IN_PYTHON = {
 _OF_PROCESSES = tuple(
     f"{os.path.dirname(torch.__file__)}/{name}/" for name in ("distributed", "nn/parallel")
 )
-_FUNCTIONAL = tuple(f"{_OF_PROCESSES[0]}{name}" for name in ("_functional_collectives.py", "tensor/"))
+_FUNCTIONAL = tuple(
+    f"{_OF_PROCESSES[0]}{name}" for name in ("_functional_collectives.py", "tensor/")
+)
 #: The code for loading a module, until its return.
 _LOADS = importlib._bootstrap._find_and_load.__code__  # type: ignore[attr-defined]
 #: Modules whose calls by the standard library are its own business: the state of the interpreter, its locks.

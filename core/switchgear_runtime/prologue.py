@@ -144,7 +144,7 @@ def _argument_guards(captured: Captured, call: Arguments) -> Iterator[Guard]:
     numbers = {
         source.owner.index
         for source in captured.sources
-        if isinstance(source, HeldNumber) and source.is_argument
+        if isinstance(source, HeldNumber) and not source.steps  # the argument itself
     }
     for index, leaf in enumerate(call.leaves):
         if index in numbers or index in call.unread:

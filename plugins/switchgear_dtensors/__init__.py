@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from switchgear_core.record.handler import Feature
 from switchgear_core.record.shell import KNOWN_SHELLS
-from switchgear_core.registry.hookspecs import hookimpl
-from switchgear_core.registry.plugin_passes import PassPlacement
+from switchgear_core.registry.hookspecs import PassPlacement, hookimpl
 from switchgear_dtensors.handler import DTensors, shell_of
 from switchgear_dtensors.marks import mark
 

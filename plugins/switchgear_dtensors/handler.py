@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,21 +27,27 @@ from switchgear_dtensors.marks import SHARDED
 #: Functions and attributes of a tensor whose result its stand-in does not share.
 _OWN = frozenset(map(getter, ("data", "grad", "grad_fn", "is_leaf", "_base", "_version")))
 _OWN |= {torch.Tensor.requires_grad_, torch.Tensor.backward, torch.autograd.grad, torch.autograd.backward}
+_SHARDED = (
+    "is sharded by fully_shard, whose Python reads and writes the parameters in every call; sg.jit the parts first and "
+    "shard their results: fully_shard(sg.jit(layer))"
+)
 
 
 def _placed() -> Any:
     """Return the module of DTensors' values, or None as long as there is no DTensor: PyTorch's takes half a second."""
     if "torch.distributed.tensor" not in sys.modules:
         return None
-    from switchgear_dtensors import placed
-
-    return placed
+    return importlib.import_module("switchgear_dtensors.placed")
 
 
 def shell_of(value: object) -> Any:
     """Return the shell of a DTensor, or None of any other value."""
     placed = _placed()
     return placed and placed.shell_of(value)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.size(), tensor.stride(), tensor.dtype, tensor.device
 
 
 class DTensors(Handler):
@@ -51,7 +58,8 @@ class DTensors(Handler):
         others = recorder.closed
 
         def closed(shell: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-            if not shell.is_whole:
+            placed = _placed()
+            if placed is None or not isinstance(shell, placed.Placed):
                 return others(shell, parts)
             return self._state(recorder).input(recorder, shell, parts[0])  # type: ignore[no-any-return]
 
@@ -66,6 +74,18 @@ class DTensors(Handler):
             redirections.append(redirected(placed.internals.DTensor, "to_local", self._to_local))
         with together(redirections):
             yield
+
+    @contextlib.contextmanager
+    def running(self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]) -> Iterator[None]:
+        """Refuse a module of `fully_shard` whose parameters are sharded now."""
+        fsdp, placed = sys.modules.get("torch.distributed.fsdp"), _placed()
+        for root in roots if fsdp and placed else ():
+            for path, module in root.named_modules() if isinstance(root, torch.nn.Module) else ():
+                names = module.named_parameters(path) if isinstance(module, fsdp.FSDPModule) else ()  # type: ignore[union-attr]
+                for name, tensor in names:
+                    if type(tensor) is placed.internals.DTensor:
+                        raise Unsupported(f"the parameter {name} of {type(root).__name__} {_SHARDED}")
+        yield
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Run a call with DTensors on the stand-ins, then record it on their values."""
@@ -84,8 +104,8 @@ class DTensors(Handler):
             raise Unsupported(f"plain tensors count as replicas, in {here()}; distribute them", splits=False)
         args, kwargs = map_tensors(functools.partial(state.stand_in_of, recorder), (call.args, call.kwargs))
         with state.unrecorded(recorder):
-            fakes, named = map_tensors(state.fake_of, (args, kwargs))
-            expected = call.fn(*fakes, **named)  # type: ignore[misc]
+            fakes = map_tensors(state.fake_of, (args, kwargs))
+            expected = call.fn(*fakes[0], **fakes[1])  # type: ignore[misc]
         if not [*tensors_in(expected)]:
             return expected
         if any(map(state.is_local, tensors)):
@@ -116,8 +136,8 @@ class DTensors(Handler):
         for stand_in, value in pairs:
             if type(stand_in) is not _placed().internals.DTensor:
                 reason = "returns a plain tensor"
-            elif stand_in.stride() != value.stride():
-                reason = "returns other strides than for a plain tensor"
+            elif _layout(stand_in) != _layout(value):
+                reason = "has another layout than of a plain tensor"
         if reason:
             raise Unsupported(f"{function} of a DTensor {reason}, in {recorder.here()}", splits=False)
         stand_ins = {id(value): state.paired(recorder, stand_in, value) for stand_in, value in pairs}

@@ -15,7 +15,7 @@ from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import Symbol
 from switchgear_core.record.guards import Guard
 from switchgear_core.record.recorder import Recorder, active_recorder
-from switchgear_core.record.signature import Argument, Closure, Held
+from switchgear_core.record.signature import PLAIN_TENSORS, Argument, Closure, Held
 from switchgear_core.record.values import metadata_proxy
 from switchgear_dtensors import torch_private as internals
 from switchgear_dtensors.marks import SHARDED
@@ -31,7 +31,6 @@ class Placed:
     is_parameter: bool
     kind: ClassVar[type[Any]] = internals.DTensor
     names: ClassVar[tuple[str, ...]] = ("dtensor",)
-    is_whole: ClassVar[bool] = True
 
     def closed(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the DTensor."""
@@ -39,20 +38,39 @@ class Placed:
 
     def checking(self) -> Callable[[Any], bool]:
         """Return a function that checks whether a tensor has the same mesh, placements and local layout."""
-        return lambda tensor: shell_of(tensor) == self
+        kind, spec_of, local_of = internals.DTensor, internals.spec_of, internals.local_of
+        spec, shape, stride, is_parameter = self.spec, self.local_shape, self.local_stride, self.is_parameter
+
+        def fits(tensor: Any) -> bool:
+            if type(tensor) is not kind or ((now := spec_of(tensor)) is not spec and now != spec):
+                return False
+            local = local_of(tensor)
+            is_alike = local.shape == shape and local.stride() == stride and type(local) in _LOCAL
+            return is_alike and getattr(tensor, "_is_param", False) == is_parameter
+
+        return fits
 
     def opening(self) -> Callable[[Any], Any]:
         """Return a function from a DTensor to a tuple of it."""
         return lambda tensor: (tensor,)
 
 
+PLAIN_TENSORS.add(internals.DTensor)
+#: The types of supported local tensors.
+_LOCAL = frozenset({torch.Tensor, internals.AsyncCollectiveTensor})
+
+
 def shell_of(tensor: Any) -> Placed | None:
-    """Return the shell of a DTensor around a plain tensor; None of any other value."""
+    """Return the shell of a DTensor around a plain tensor; None of any other value.
+
+    Raises:
+        Unsupported: a DTensor is around a tensor of another subclass.
+    """
     if type(tensor) is not internals.DTensor:
         return None
     local = internals.local_of(tensor)
-    if type(local) not in (torch.Tensor, internals.AsyncCollectiveTensor):
-        return None
+    if type(local) not in _LOCAL:
+        raise Unsupported(f"there is a DTensor around a {type(local).__qualname__}; use plain tensors", splits=False)
     with internals.DisableTorchFunction():
         layout = local.size(), local.stride()
     return Placed(internals.spec_of(tensor), *layout, getattr(tensor, "_is_param", False))
@@ -108,7 +126,7 @@ class State:
         Raises:
             Unsupported: a call fails; eager's error, if it has one, is raised by eager.
         """
-        with recorder.paused(), internals.outside(recorder.tape.dispatch_state), self.fakes:
+        with recorder.paused(), internals.outside(), self.fakes:
             try:
                 yield
             except Exception as error:
@@ -118,7 +136,7 @@ class State:
     def paired(self, recorder: Recorder, stand_in: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """Return the stand-in of a value, which is new unless the value has one."""
         if id(value) not in self.stand_ins:
-            with recorder.paused(), internals.outside(recorder.tape.dispatch_state):
+            with recorder.paused(), internals.outside():
                 stand_in.requires_grad_(value.requires_grad)
             self.stand_ins[id(value)], self.values[id(stand_in)] = (value, stand_in), (stand_in, value)
         return self.stand_ins[id(value)][1]
@@ -187,24 +205,26 @@ class Move:
     result: TensorProxy
 
     def __repr__(self) -> str:
-        return f"{self.function.__qualname__}, {', '.join(map(repr, self.args))}"
+        return f"{internals.FUNCTIONS[self.function]}{self.args}"
 
 
 def move(tensor: torch.Tensor, step: Move) -> torch.Tensor:
-    """Return a DTensor with other placements, its local tensor, or a DTensor around a tensor; without history."""
-    with torch.no_grad():
-        return _at_hand(step.function.forward(_Context(), tensor, *step.args))
+    """Return a DTensor with other placements, its local tensor, or a DTensor around a tensor."""
+    return _at_hand(step.function.apply(tensor, *step.args))
 
 
 def move_back(grad: torch.Tensor, step: Move) -> torch.Tensor:
     """Return the gradient of the tensor of a `move`."""
-    with torch.no_grad():
-        return _at_hand(step.function.backward(step.context, grad)[0])
+    recorder = active_recorder()
+    if recorder is not None and not recorder.tape.is_paused:
+        raise Unsupported(f"a backward of {step} is differentiated; call eager mode", splits=False)
+    return _at_hand(step.function.backward(step.context, grad)[0])
 
 
 def _at_hand(tensor: Any) -> torch.Tensor:
-    """Return a tensor after its communication, if it is plain."""
-    return tensor.wait() if type(tensor) is internals.AsyncCollectiveTensor else tensor  # type: ignore[no-any-return]
+    """Return a tensor after its communication, if it is plain: kernels of executors read its memory."""
+    is_pending = type(tensor) is internals.AsyncCollectiveTensor and not tensor.requires_grad
+    return tensor.wait() if is_pending else tensor  # type: ignore[no-any-return]
 
 
 def moved(recorder: Recorder, state: State, function: Any, args: tuple[Any, ...]) -> torch.Tensor:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -30,7 +30,6 @@ class Subclass:
     attributes: frozenset[str]
     #: The shells of the inner tensors; None for plain ones.
     inner: tuple[Subclass | None, ...]
-    is_whole: ClassVar[bool] = False
 
     def is_alike(self, other: Subclass) -> bool:
         """Check whether another tensor is rebuilt by the same call, whether or not it requires grad."""

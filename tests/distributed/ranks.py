@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import switchgear as sg
 from switchgear_runtime.last_call import compiler_of
+from tests.distributed import dtensors
 from tests.oracle import fallbacks_recorded
 
 Jit = Callable[[Any], Any]
@@ -252,6 +253,7 @@ def main(rank: int, fallback: str, folder: Path) -> None:
     cases |= {f"{function.__name__}_grad": called(function, True) for function in (all_reduce, *FUNCTIONAL[:2])}
     cases["with_gradients_grad"] = called(with_gradients, True)
     cases |= models(mesh) | sharded_tensors(mesh)
+    cases |= {name: dtensors.called(make, mesh) for name, (make, _) in dtensors.CASES.items()}
     results = {}
     for name, case in cases.items():
         print(rank, name, flush=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed
 
-from tests.distributed import ranks
+from tests.distributed import dtensors, ranks
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 ROOT = Path(__file__).parents[2]
@@ -41,6 +41,7 @@ CASES = {
     "parallel_of_jitted_layers": None,
     "sharded_argument": None,
     "sharded_closure": None,
+    **{name: reason for name, (_, reason) in dtensors.CASES.items()},
 }
 
 

@@ -8,8 +8,7 @@ import threading
 class RareModes(threading.local):
     """The flag of a thread."""
 
-    def __init__(self) -> None:
-        self.matter = False
+    matter = False
 
 
 RARE_MODES = RareModes()

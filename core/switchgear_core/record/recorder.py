@@ -49,8 +49,7 @@ class Matters:
 
 
 class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.recorder: Recorder | None = None
+    recorder: Recorder | None = None
 
 
 _THREAD = _Thread()

@@ -19,10 +19,6 @@ class Shell(Protocol):
     def kind(self) -> type[Any]:
         """The class."""
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether the tensor is its own inner tensor: one value of a trace, of its class."""
-
     def closed(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a tensor with other inner tensors; its gradient flows to them."""
 

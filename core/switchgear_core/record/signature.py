@@ -36,7 +36,8 @@ _HELD = (torch.Generator, torch.nn.Module)
 _VALUES = (*_PYTHON, *_TORCH, types.FunctionType, types.BuiltinFunctionType, *_HELD)
 _LARGEST = 1 << 62
 _ONE = torch.empty(1, dtype=torch.bool, device="cpu")
-_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+#: The classes of tensors that are values of a trace themselves; parts add theirs.
+PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +154,6 @@ class HeldNumber(Held):
     def argument(cls, index: int) -> HeldNumber:
         """Return the source for a number that is an argument itself."""
         return cls(Argument(index), (), number_place(index))
-
-    @property
-    def is_argument(self) -> bool:
-        """Whether the number is an argument itself."""
-        return isinstance(self.owner, Argument) and not self.steps
 
     def fetch(self, argument: Any = None) -> Any:
         """Return the tensor for the number, or None unless it is a float, or an integer of 2 or more."""
@@ -349,7 +345,7 @@ def _class_name(leaf: object) -> str:
 
 def check_tensor(tensor: torch.Tensor, subject: str) -> None:
     """Refuse the kinds of tensors that a trace cannot hold, by name."""
-    if type(tensor) not in _PLAIN_TENSORS and not getattr(shell_of(tensor), "is_whole", False):
+    if type(tensor) not in PLAIN_TENSORS:
         raise Unsupported(
             f"{subject} is a {type(tensor).__qualname__}: of tensor subclasses, those are supported that "
             "__tensor_flatten__ takes to strided tensors",

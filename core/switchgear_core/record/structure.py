@@ -201,15 +201,14 @@ def flatten(
         else:
             flat.append(leaf)
             continue
-        is_whole = shell is not None and shell.is_whole
-        inner_leaves, inner = (values, _LEAF) if is_whole else flatten(values, objects=objects)
+        whole = [value for value in values if value is leaf]  # a value of its class has no parts
+        inner_leaves, inner = (whole, _LEAF) if whole else flatten(values, objects=objects)
         records.append((index, kind, names, inner))
         flat.extend(inner_leaves)
     return flat, Structure(spec, tuple(records))
 
 
-#: The structure of a list of one leaf.
-_LEAF = Structure(pytree.tree_flatten([None], is_leaf=lambda part: part is None)[1])
+_LEAF = Structure(pytree.tree_flatten([True])[1])
 
 
 def _is_size(value: object) -> bool:

@@ -7,13 +7,9 @@ arguments and return a work object to wait for; a trace cannot hold such calls, 
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from switchgear_core.errors import Unsupported
 from switchgear_core.nesting import tensors_in
@@ -21,27 +17,9 @@ from switchgear_core.record.call import Call, Operation
 from switchgear_core.record.handler import PASS, Handler
 from switchgear_core.record.recorder import Recorder
 
-_SHARDED = (
-    "is sharded by fully_shard, whose Python reads and writes the parameters in every call; sg.jit the parts first and "
-    "shard their results: fully_shard(sg.jit(layer))"
-)
-
 
 class Distributed(Handler):
-    """Handler of in-place collectives and modules of `fully_shard`: both are refused."""
-
-    @contextlib.contextmanager
-    def running(
-        self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]
-    ) -> Iterator[None]:
-        """Refuse a module of `fully_shard` whose parameters are sharded now."""
-        fsdp, dtensors = map(sys.modules.get, ("torch.distributed.fsdp", "torch.distributed.tensor"))
-        for root in roots if fsdp and dtensors else ():
-            for path, module in root.named_modules() if isinstance(root, nn.Module) else ():
-                for name, tensor in module.named_parameters(path) if isinstance(module, fsdp.FSDPModule) else ():
-                    if isinstance(tensor, dtensors.DTensor):
-                        raise Unsupported(f"the parameter {name} of {type(root).__name__} {_SHARDED}")
-        yield
+    """Handler of collectives in place, and of gradients through collectives: both are refused."""
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Refuse functional collectives through which a gradient would have to flow."""

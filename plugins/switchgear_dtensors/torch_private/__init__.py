@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.tensor import DTensor, _api, _redistribute
 
 from switchgear_core.torch_private.fake_mode import new_fake_mode
 from switchgear_core.torch_private.functionalize import is_wrapper, unwrap
-from switchgear_core.torch_private.modes import DisableTorchFunction
+from switchgear_core.torch_private.modes import DisableTorchFunction, dispatch_state
 from switchgear_core.torch_private.names import private
 
 _disable_current_modes: Any = private("torch.utils._python_dispatch._disable_current_modes")
@@ -36,8 +37,12 @@ __all__ = [
 
 #: The Function of `to_local`.
 TO_LOCAL: Any = _api._ToTorchTensor
-#: Functions between DTensors, and between DTensors and plain tensors. They save no tensors for their backwards.
-FUNCTIONS: frozenset[Any] = frozenset({_api._FromTorchTensor, TO_LOCAL, _redistribute.Redistribute})
+#: Functions between DTensors, and between DTensors and plain tensors, with their users' names. They save no tensors.
+FUNCTIONS: Mapping[Any, str] = {
+    _api._FromTorchTensor: "from_local",
+    TO_LOCAL: "to_local",
+    _redistribute.Redistribute: "redistribute",
+}
 
 
 class _FakeMode(type(new_fake_mode())):  # type: ignore[misc]
@@ -54,19 +59,15 @@ def new_local_mode() -> Any:
     return _FakeMode(None)
 
 
-def local_of(tensor: Any) -> Any:
-    """Return the local tensor of a DTensor."""
-    return tensor._local_tensor
-
-
-def spec_of(tensor: Any) -> Any:
-    """Return the mesh, the placements, the sizes and the strides of a DTensor."""
-    return tensor._spec
+#: From a DTensor to its local tensor.
+local_of: Callable[[Any], Any] = attrgetter("_local_tensor")
+#: From a DTensor to its mesh, placements, sizes and strides.
+spec_of: Callable[[Any], Any] = attrgetter("_spec")
 
 
 def around(local: torch.Tensor, spec: Any) -> torch.Tensor:
     """Return a DTensor with a local tensor, without history."""
-    return DTensor(local, spec, requires_grad=False)  # type: ignore[call-arg,no-any-return]
+    return DTensor(local, spec, requires_grad=False)
 
 
 def version_of(wrapper: torch.Tensor) -> int:
@@ -81,10 +82,10 @@ def replicates_implicitly() -> bool:
 
 
 @contextlib.contextmanager
-def outside(state: tuple[Any, Any]) -> Iterator[None]:
-    """Return a context as outside of the capture and of autograd; `state` is the recorder's `dispatch_state`."""
+def outside() -> Iterator[None]:
+    """Return a context as outside of the capture and of autograd; regions of autocast stay."""
     with (
-        torch._C._ForceDispatchKeyGuard(*state),
+        torch._C._ForceDispatchKeyGuard(*dispatch_state()),
         _disable_current_modes(),
         DisableTorchFunction(),
         torch.no_grad(),
