@@ -6,7 +6,7 @@ from switchgear_core.record.handler import Feature
 from switchgear_core.record.shell import KNOWN_SHELLS
 from switchgear_core.registry.hookspecs import PassPlacement, hookimpl
 from switchgear_dtensors.handler import DTensors, shell_of
-from switchgear_dtensors.marks import mark
+from switchgear_dtensors.marks import check, mark
 
 KNOWN_SHELLS.append(shell_of)
 
@@ -19,5 +19,8 @@ def switchgear_features() -> list[Feature]:
 
 @hookimpl
 def switchgear_passes() -> list[PassPlacement]:
-    """Keep executors other than PyTorch's from operators on DTensors."""
-    return [PassPlacement("mark_dtensors", "before_claim", mark)]
+    """Leave operators on DTensors to PyTorch, and fall back where it lacks one."""
+    return [
+        PassPlacement("check_dtensors", "before_partition", check),
+        PassPlacement("mark_dtensors", "before_claim", mark),
+    ]

@@ -117,7 +117,7 @@ class DTensors(Handler):
         states = recorder.state(self)
         if not states:
             return result
-        states[0].refuse_writes()
+        states[0].refuse_writes(recorder)
         return map_tensors(states[0].value_of, result)
 
     def _state(self, recorder: Recorder) -> Any:

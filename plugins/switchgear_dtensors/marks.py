@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
-from typing import Any
 
 from switchgear_core.ir.symbol import EXACT, changed
 from switchgear_core.ir.trace import Trace
+from switchgear_core.registry.hookspecs import PassContext
 
 #: The tag of lines with DTensors among their arguments or results.
 SHARDED = "dtensor"
 
 
-def mark(trace: Trace, context: Any) -> Trace:
+def check(trace: Trace, context: PassContext) -> Trace:
+    """Refuse a trace with operators, such as those of gradients, that DTensors lack; mark the lines of another."""
+    if not any(SHARDED in line.tags for line in trace.bound_symbols):
+        return trace
+    importlib.import_module("switchgear_dtensors.trial").run_on_replicas(trace, context.count)
+    return mark(trace, context)
+
+
+def mark(trace: Trace, context: PassContext) -> Trace:
     """Leave lines with DTensors, and lines of their gradients, to PyTorch: other executors get plain tensors alone."""
     lines = [
         changed(line, tags=line.tags | {EXACT})

@@ -55,13 +55,15 @@ class Placed:
         return lambda tensor: (tensor,)
 
 
+#: The mesh of the last captured DTensor, for checks.
+MESHES: list[Any] = []
 PLAIN_TENSORS.add(internals.DTensor)
 #: The types of supported local tensors.
 _LOCAL = frozenset({torch.Tensor, internals.AsyncCollectiveTensor})
 
 
 def shell_of(tensor: Any) -> Placed | None:
-    """Return the shell of a DTensor around a plain tensor; None of any other value.
+    """Return the shell of a DTensor around a plain tensor; None of any other value, such as a stand-in.
 
     Raises:
         Unsupported: a DTensor is around a tensor of another subclass.
@@ -69,6 +71,8 @@ def shell_of(tensor: Any) -> Placed | None:
     if type(tensor) is not internals.DTensor:
         return None
     local = internals.local_of(tensor)
+    if internals.is_fake(local):
+        return None
     if type(local) not in _LOCAL:
         raise Unsupported(f"there is a DTensor around a {type(local).__qualname__}; use plain tensors", splits=False)
     with internals.DisableTorchFunction():
@@ -83,13 +87,13 @@ class State:
     Attributes:
         values: stand-ins, by id, with the wrappers of their values.
         stand_ins: wrappers, and DTensors from outside, by id, with their stand-ins.
-        versions: of wrappers that share memory with other values in a way that the trace does not tell.
+        shared: wrappers that share memory with other values in a way that the trace does not tell, and their values.
         fakes: the mode of the local tensors of stand-ins.
     """
 
     values: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-    versions: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    shared: list[tuple[torch.Tensor, TensorProxy]] = field(default_factory=list)
     fakes: Any = field(default_factory=internals.new_local_mode)
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -106,13 +110,13 @@ class State:
             return tensor
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 
-    def note_shared(self, *wrappers: torch.Tensor) -> None:
+    def note_shared(self, recorder: Recorder, *wrappers: torch.Tensor) -> None:
         """Note that wrappers share memory with other values in a way that the trace does not tell."""
-        self.versions += [(wrapper, internals.version_of(wrapper)) for wrapper in wrappers]
+        self.shared += [(wrapper, recorder.tracker.proxy_of(wrapper)) for wrapper in wrappers]
 
-    def refuse_writes(self) -> None:
+    def refuse_writes(self, recorder: Recorder) -> None:
         """Refuse writes to noted wrappers."""
-        if any(internals.version_of(wrapper) != version for wrapper, version in self.versions):
+        if any(recorder.tracker.proxy_of(wrapper).name != proxy.name for wrapper, proxy in self.shared):
             raise Unsupported(
                 "the function writes to a DTensor from outside, or to memory that one shares with its local tensor; "
                 "write to a clone",
@@ -143,7 +147,8 @@ class State:
 
     def input(self, recorder: Recorder, shell: Placed, value: torch.Tensor) -> torch.Tensor:
         """Return the stand-in for an input."""
-        self.note_shared(value)
+        self.note_shared(recorder, value)
+        MESHES[:] = [shell.spec.mesh]
         with self.unrecorded(recorder):
             layout = shell.local_shape, shell.local_stride
             local = torch.empty_strided(*layout, dtype=value.dtype, device=value.device)
@@ -204,6 +209,10 @@ class Move:
     context: Any
     result: TensorProxy
 
+    def is_whole(self, symbol: Symbol) -> bool:
+        """Check whether the result of a symbol of such a call is a DTensor."""
+        return internals.FUNCTIONS[self.function] != ("to_local" if symbol == MOVE else "from_local")
+
     def __repr__(self) -> str:
         return f"{internals.FUNCTIONS[self.function]}{self.args}"
 
@@ -236,7 +245,7 @@ def moved(recorder: Recorder, state: State, function: Any, args: tuple[Any, ...]
         result = function.forward(context, state.fake_of(tensor), *args[1:])
         layout = metadata_proxy("", result, requires_grad=False)
     recorded = _recorded(recorder, MOVE, value, Move(function, args[1:], context, layout), layout)
-    state.note_shared(value, recorded)
+    state.note_shared(recorder, value, recorded)
     return state.paired(recorder, result, recorded) if type(result) is internals.DTensor else recorded
 
 

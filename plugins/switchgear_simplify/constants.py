@@ -17,7 +17,7 @@ from switchgear_core.ir.composites import leaves_of
 from switchgear_core.ir.evaluation import evaluate
 from switchgear_core.ir.proxy import TensorProxy, bytes_of
 from switchgear_core.ir.purity import call_key, is_pure
-from switchgear_core.ir.symbol import BoundSymbol, proxies, with_parts
+from switchgear_core.ir.symbol import EXACT, BoundSymbol, proxies, with_parts
 from switchgear_core.ir.trace import Trace
 from switchgear_core.record.sizes import depends_on_sizes
 
@@ -111,6 +111,8 @@ class _Folding:
 
 
 def _reads_metadata(item: BoundSymbol) -> bool:
+    if EXACT in item.tags:  # maybe the metadata of a DTensor, whose result is one, too
+        return False
     leaves = tuple(leaves_of([item]))
     return (
         len(leaves) == 1 and leaves[0].symbol.fn in _LIKE and all(bytes_of(proxy) <= LARGEST for proxy in item.inputs)

@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor, _api, _redistribute
+from torch.distributed.tensor import DTensor, Replicate, _api, _redistribute
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from switchgear_core.torch_private.fake_mode import new_fake_mode
+from switchgear_core.torch_private.fakes import is_fake
 from switchgear_core.torch_private.functionalize import is_wrapper, unwrap
 from switchgear_core.torch_private.modes import DisableTorchFunction, dispatch_state
 from switchgear_core.torch_private.names import private
@@ -25,14 +27,15 @@ __all__ = [
     "DTensor",
     "DisableTorchFunction",
     "around",
+    "is_fake",
     "is_wrapper",
     "local_of",
     "new_local_mode",
     "outside",
+    "replica",
     "replicates_implicitly",
     "spec_of",
     "unwrap",
-    "version_of",
 ]
 
 #: The Function of `to_local`.
@@ -70,10 +73,10 @@ def around(local: torch.Tensor, spec: Any) -> torch.Tensor:
     return DTensor(local, spec, requires_grad=False)
 
 
-def version_of(wrapper: torch.Tensor) -> int:
-    """Return how many writes to a wrapper's memory autograd has seen."""
-    with DisableTorchFunction():
-        return wrapper._version
+def replica(local: torch.Tensor, mesh: Any) -> torch.Tensor:
+    """Return a DTensor of replicas of a tensor."""
+    meta = TensorMeta(local.size(), local.stride(), local.dtype)
+    return around(local, DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta))
 
 
 def replicates_implicitly() -> bool:
