@@ -45,8 +45,8 @@ def gradients_agree(run: Run, func: Any, args: Any, kwargs: Any) -> bool:
                 map_tensors(lambda tensor: rebuilt(tensor, torch.clone), inner) if func._schema.is_mutable else inner
             )
             results = run(func, *copies)
-            parts = [[*plain_parts(tensor)] for tensor in tensors_in(inner)]
-            return expected == ours.gradients([*map(list, map(plain_parts, tensors_in(results)))], parts)
+            parts = [[*own_parts(tensor)] for tensor in tensors_in(inner)]
+            return expected == ours.gradients([*map(list, map(own_parts, tensors_in(results)))], parts)
 
 
 class _Functions(TorchFunctionMode):
@@ -68,11 +68,30 @@ def _next(values: Iterator[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     return next(values)
 
 
-def rebuilt(tensor: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a tensor with a function applied to its inner tensors; of a plain tensor, the function's result."""
+def rebuilt(tensor: Any, function: Callable[[Any], Any], shared: Callable[[Any], Any] = lambda part: part) -> Any:
+    """Return a tensor with a function applied to its inner tensors; of a plain tensor, the function's result.
+
+    Args:
+        tensor: the tensor.
+        function: the function.
+        shared: the function for inner tensors that gradients share.
+    """
     if not has_shell(tensor):
         return function(tensor)
-    return shell_of(tensor).around([rebuilt(part, function) for part in inner_of(tensor)])
+    shell = shell_of(tensor)
+    pairs = zip(shell.names, inner_of(tensor), strict=True)
+    return shell.around([rebuilt(part, shared if name in shell.SHARED else function, shared) for name, part in pairs])
+
+
+def own_parts(tensor: Any) -> Iterator[torch.Tensor]:
+    """Yield the inner tensors that are of no subclass and that gradients do not share."""
+    if not has_shell(tensor):
+        yield tensor
+        return
+    shell = shell_of(tensor)
+    for name, part in zip(shell.names, inner_of(tensor), strict=True):
+        if name not in shell.SHARED:
+            yield from own_parts(part)
 
 
 def _given(func: Any, args: Any, kwargs: Any) -> dict[str, object]:
@@ -90,6 +109,8 @@ class _Expressions(internals.DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._run, self._numbers = run, numbers
         self._values: dict[int, tuple[torch.Tensor, int]] = {}
+        #: The fakes of inner tensors that gradients share, by stand-in.
+        self._shared: dict[int, torch.Tensor] = {}
         self._inputs = self._draws = 0
 
     def input(self, tensor: torch.Tensor, *, as_whole: bool) -> torch.Tensor:
@@ -102,7 +123,12 @@ class _Expressions(internals.DispatchMode):
             self._note(value, ("input", self._inputs))
             return value.requires_grad_(part.requires_grad and not (as_whole and has_shell(tensor)))
 
-        value: torch.Tensor = rebuilt(tensor, fake)
+        def shared(part: torch.Tensor) -> torch.Tensor:
+            if id(part) not in self._shared:
+                self._shared[id(part)] = fake(part)
+            return self._shared[id(part)]
+
+        value: torch.Tensor = rebuilt(tensor, fake, shared)
         return value.requires_grad_(needs_grad) if as_whole else value
 
     def gradients(self, results: Any, inputs: list[list[torch.Tensor]]) -> list[list[object]]:
@@ -110,7 +136,7 @@ class _Expressions(internals.DispatchMode):
         outputs, grads, count = [], [], 0
         for result in tensors_in(results):
             leaves = []
-            for part in plain_parts(result):
+            for part in own_parts(result):
                 count += 1
                 leaves.append(torch.empty_like(part, requires_grad=False))
                 self._note(leaves[-1], ("gradient", count))
@@ -151,11 +177,11 @@ class _Expressions(internals.DispatchMode):
         return f"value {self._values[id(tensor)][1]}" if id(tensor) in self._values else object()
 
     def _numbers_of(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> list[object]:
-        parts = [*plain_parts(tensor)]
+        parts = [*own_parts(tensor)]
         if gradient is None:
             return [None] * len(parts)
         if has_shell(gradient) != has_shell(tensor):
             return [object()]
         if has_shell(tensor) and not shell_of(tensor).is_alike(shell_of(gradient)):
             return [object()]
-        return [self._number(part) for part in plain_parts(gradient)]
+        return [self._number(part) for part in own_parts(gradient)]

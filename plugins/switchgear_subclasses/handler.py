@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from switchgear_core.record.handler import PASS, Handler, getter
 from switchgear_core.record.recorder import Recorder, active_recorder
 from switchgear_core.record.signature import Argument, Closure, Held, Part
 from switchgear_core.record.tape import Tape
+from switchgear_subclasses import nested
 from switchgear_subclasses import torch_private as internals
 from switchgear_subclasses.changes import Attributes, attributes_of, refuse_changes, shelled_in
 from switchgear_subclasses.formulas import gradients_agree
@@ -122,6 +123,10 @@ class Subclasses(Handler):
             # read by constructors of subclasses; later calls have inputs at the same places
             recorder.matters.offsets = True
             return recorder.tracker.proxy_of(recorder.adopted(call.args[0])).storage_offset
+        state = recorder.state(self)
+        answer = nested.before_inputs(recorder, call, lambda value: _result(state, recorder.tape, value))
+        if answer is not PASS:
+            return answer
         tensors = instances_in(torch.Tensor, (call.args, call.kwargs))
         if not any(type(tensor) is not torch.Tensor and has_shell(tensor) for tensor in tensors):
             return PASS
@@ -130,8 +135,10 @@ class Subclasses(Handler):
                 f"{getattr(call.fn, '__self__', call.fn)} of a tensor of a subclass is read, in {recorder.here()}",
                 splits=False,
             )
-        state = recorder.state(self)
         args, kwargs = map_tensors(lambda tensor: _from_outside(recorder, state, tensor), (call.args, call.kwargs))
+        answer = nested.answer(recorder, replace(call, args=args, kwargs=kwargs), state.value_of)
+        if answer is not PASS:
+            return answer
         kinds = _kinds((args, kwargs))
         if internals.subclass_functions_enabled():
             for kind in kinds:
@@ -191,6 +198,15 @@ def _input(state: State, tape: Tape, shell: Subclass, parts: Sequence[torch.Tens
     return result
 
 
+def _result(state: State, tape: Tape, value: torch.Tensor) -> torch.Tensor:
+    """Return the stand-in for a value that the function makes of tensors, with their gradients."""
+    stand_in = _stand_in(state, value)
+    if _needs_grad(value):
+        with tape.paused(), internals.DisableTorchFunction():
+            internals.make_non_leaf(stand_in)
+    return stand_in
+
+
 def _needs_grad(tensor: torch.Tensor) -> bool:
     return any(part.requires_grad for part in plain_parts(tensor))
 
@@ -246,6 +262,8 @@ class _Operators(internals.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         recorder, state = self._recorder, self._state
+        if func in nested.METADATA:
+            return called(func, args, kwargs or {})  # asked by PyTorch's C code, which takes no errors
         tensors = [*tensors_in((args, kwargs))]
         if torch.is_grad_enabled() and any(
             has_shell(one) and one.requires_grad and not _needs_grad(state.value_of(one)) for one in tensors

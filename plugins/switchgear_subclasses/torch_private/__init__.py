@@ -11,8 +11,15 @@ import torch
 from switchgear_core.torch_private.autograd import make_non_leaf
 from switchgear_core.torch_private.fakes import OpOverload
 from switchgear_core.torch_private.functionalize import functionalize_keys, is_wrapper, storage_key, unwrap, wrap
-from switchgear_core.torch_private.modes import DisableTorchFunction, DispatchMode, dispatch_from_top, function_modes_on
+from switchgear_core.torch_private.modes import (
+    DisableTorchFunction,
+    DispatchMode,
+    dispatch_from_top,
+    function_modes_on,
+    tensor_guards,
+)
 from switchgear_core.torch_private.names import private
+from switchgear_subclasses.torch_private.jagged import NestedTensor, numbered
 
 _disable_current_modes: Any = private("torch.utils._python_dispatch._disable_current_modes")
 
@@ -20,6 +27,7 @@ __all__ = [
     "DISABLED",
     "DisableTorchFunction",
     "DispatchMode",
+    "NestedTensor",
     "OpOverload",
     "above_subclasses",
     "back_inside",
@@ -27,9 +35,11 @@ __all__ = [
     "function_modes_on",
     "is_wrapper",
     "make_non_leaf",
+    "numbered",
     "outside",
     "storage_key",
     "subclass_functions_enabled",
+    "tensor_guards",
     "unwrap",
     "wrap",
 ]

@@ -1,0 +1,45 @@
+"""Private names of PyTorch: nested tensors of the jagged layout."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from switchgear_core.torch_private.fakes import is_fake
+from switchgear_core.torch_private.modes import attention_backends, dispatch_state
+from switchgear_core.torch_private.names import private
+
+__all__ = ["CONSTRUCTOR_FILE", "NestedTensor", "attention_backends", "numbered", "with_autograd"]
+
+#: The class of nested tensors of the jagged layout.
+NestedTensor: Any = private("torch.nested._internal.nested_tensor.NestedTensor")
+#: The file of its constructor.
+CONSTRUCTOR_FILE: str = NestedTensor.__new__.__code__.co_filename
+#: Operators: a nested tensor from its inner tensors, and its values.
+VIEW_FROM_JAGGED: Any = private("torch._nested_view_from_jagged")
+GET_VALUES: Any = private("torch._nested_get_values")
+#: `scaled_dot_product_attention` as a function mode sees it.
+ATTENTION: Any = private("torch._C._nn.scaled_dot_product_attention")
+
+_NestedIntNode: Any = private("torch.nested._internal.nested_int.NestedIntNode")
+_NUMBERS = itertools.count(1 << 40)
+with torch.inference_mode(False):
+    _FIRST_STATE = dispatch_state()
+
+
+def numbered(offsets: Any) -> torch.Tensor:
+    """Return offsets; fake ones get a size for their ragged dimension, as real ones have."""
+    if is_fake(offsets) and offsets.nested_int_memo is None:
+        offsets.nested_int_memo = torch.SymInt(_NestedIntNode(next(_NUMBERS), 1))
+    return offsets  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def with_autograd() -> Iterator[None]:
+    """Return a context for the code of an operator, below autograd, that itself differentiates."""
+    with torch._C._ForceDispatchKeyGuard(*_FIRST_STATE), torch.enable_grad():
+        yield
