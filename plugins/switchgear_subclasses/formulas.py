@@ -49,6 +49,18 @@ def gradients_agree(run: Run, func: Any, args: Any, kwargs: Any) -> bool:
             return expected == ours.gradients([*map(list, map(own_parts, tensors_in(results)))], parts)
 
 
+_aten = torch.ops.aten
+#: Operators that keep the elements and their order.
+_SHAPES = frozenset(
+    {
+        *(_aten.detach.default, _aten.alias.default, _aten.view.default, _aten._unsafe_view.default),
+        *(_aten.unsqueeze.default, _aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims),
+    }
+)
+#: Operators with a `dim` that counts the dimensions of their first argument.
+_OF_DIMS = frozenset({_aten._softmax_backward_data.default, _aten._log_softmax_backward_data.default})
+
+
 class _Functions(TorchFunctionMode):
     """Mode that runs operators on inner tensors of subclasses without autograd's view of the whole."""
 
@@ -57,6 +69,8 @@ class _Functions(TorchFunctionMode):
         self._run = run
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is internals.GET_VALUES:
+            return args[0]._values
         is_inner = isinstance(func, internals.OpOverload) and any(map(has_shell, tensors_in((args, kwargs))))
         if not is_inner:
             return func(*args, **(kwargs or {}))
@@ -98,6 +112,8 @@ def _given(func: Any, args: Any, kwargs: Any) -> dict[str, object]:
     """Return the arguments of an operator by name, without those that are the defaults."""
     declared = func._schema.arguments
     by_name = dict(zip((argument.name for argument in declared), args, strict=False)) | kwargs
+    if func in _OF_DIMS:
+        by_name["dim"] %= args[0].dim()
     defaults = {item.name: item.default_value for item in declared if item.has_default_value()}
     return {name: value for name, value in by_name.items() if name not in defaults or value != defaults[name]}
 
@@ -111,6 +127,8 @@ class _Expressions(internals.DispatchMode):
         self._values: dict[int, tuple[torch.Tensor, int]] = {}
         #: The fakes of inner tensors that gradients share, by stand-in.
         self._shared: dict[int, torch.Tensor] = {}
+        #: The tensors whose elements others have, in the same order, by these others.
+        self._roots: dict[int, torch.Tensor] = {}
         self._inputs = self._draws = 0
 
     def input(self, tensor: torch.Tensor, *, as_whole: bool) -> torch.Tensor:
@@ -125,7 +143,7 @@ class _Expressions(internals.DispatchMode):
 
         def shared(part: torch.Tensor) -> torch.Tensor:
             if id(part) not in self._shared:
-                self._shared[id(part)] = fake(part)
+                self._shared[id(part)] = internals.numbered(fake(part), part)
             return self._shared[id(part)]
 
         value: torch.Tensor = rebuilt(tensor, fake, shared)
@@ -161,17 +179,30 @@ class _Expressions(internals.DispatchMode):
         if any(map(has_shell, tensors_in((args, kwargs)))):
             with self:
                 return self._run(func, args, kwargs)
-        key = [func, _given(func, *map_tensors(self._number, (args, kwargs)))]
+        key = [func, map_tensors(self._number, _given(func, args, kwargs))]
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._draws += 1
             key.append(self._draws)
         result = func(*args, **kwargs)
+        if func in _SHAPES and id(args[0]) in self._values:
+            self._note_shape(result, self._roots.get(id(args[0]), args[0]))
+            return result
         for place, tensor in enumerate(tensors_in(result)):
             self._note(tensor, (repr(key), place))
         return result
 
+    def _note_shape(self, tensor: torch.Tensor, root: torch.Tensor) -> None:
+        """Number a tensor with the elements of another one in the same order."""
+        number, layout = self._values[id(root)][1], (tensor.shape, tensor.stride())
+        if layout == (root.shape, root.stride()):
+            self._values[id(tensor)] = tensor, number
+        else:
+            self._note(tensor, ("shape", number, *layout))
+        self._roots[id(tensor)] = root
+
     def _note(self, tensor: torch.Tensor, key: object) -> None:
         self._values[id(tensor)] = tensor, self._numbers.setdefault(key, len(self._numbers))
+        self._roots.pop(id(tensor), None)
 
     def _number(self, tensor: torch.Tensor) -> object:
         return f"value {self._values[id(tensor)][1]}" if id(tensor) in self._values else object()

@@ -135,7 +135,11 @@ class Subclasses(Handler):
                 f"{getattr(call.fn, '__self__', call.fn)} of a tensor of a subclass is read, in {recorder.here()}",
                 splits=False,
             )
-        args, kwargs = map_tensors(lambda tensor: _from_outside(recorder, state, tensor), (call.args, call.kwargs))
+
+        def inside(tensor: torch.Tensor) -> torch.Tensor:
+            return _from_outside(recorder, state, tensor) if has_shell(tensor) else recorder.adopted(tensor)
+
+        args, kwargs = map_tensors(inside, (call.args, call.kwargs))
         answer = nested.answer(recorder, replace(call, args=args, kwargs=kwargs), state.value_of)
         if answer is not PASS:
             return answer
@@ -171,9 +175,9 @@ def _stand_in(state: State, value: torch.Tensor) -> torch.Tensor:
     state.inner[id(value)] = value  # before its own code reads it
     if not _needs_grad(value):
         return value
-    parts = opened(value)
-    bare = [_stand_in(state, part) if has_shell(part) else part.detach() for part in parts]
-    stand_in = shell_of(value).around(bare)
+    parts, shell = opened(value), shell_of(value)
+    bare = [_stand_in(state, part) if has_shell(part) else part for part in parts]
+    stand_in = shell.around(shell.detached(bare))
     state.values[id(stand_in)] = stand_in, value
     return stand_in
 
@@ -278,9 +282,12 @@ class _Operators(internals.DispatchMode):
         kinds = _kinds((args, kwargs))
         if kinds and torch.Tag.inplace_view in func.tags:
             raise Unsupported(f"{func} changes the sizes of a {kinds[0].__qualname__} in place, in {recorder.here()}")
-        self._check_gradient(func, kinds, args, kwargs)
+        needs_grad = torch.is_grad_enabled() and any(map(_needs_grad, tensors_in((args, kwargs))))
+        run = nested.formula(func, args) if needs_grad else None
+        if run is None:
+            self._check_gradient(func, kinds, args, kwargs)
         with internals.back_inside(recorder.tape.dispatch_state), recorder.reopened():
-            result = called(func, args, kwargs)
+            result = called(func, args, kwargs) if run is None else run(*args, **kwargs)
 
             def returned(tensor: torch.Tensor) -> torch.Tensor:
                 return stand_ins[id(tensor)] if id(tensor) in stand_ins else self._placeholder(tensor)

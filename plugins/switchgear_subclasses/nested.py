@@ -77,3 +77,40 @@ def answer(recorder: Recorder, call: Call, value_of: Callable[[torch.Tensor], An
         with recorder.reopened():
             return values.view_as(values) if torch.is_grad_enabled() else values.detach()
     return PASS
+
+
+class _Linear(torch.autograd.Function):
+    """`linear` of the values of a nested tensor, with the formula of nested tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(values, weight)
+        return torch.nn.functional.linear(values, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        values, weight = ctx.saved_tensors
+        for_values, for_weight, for_bias = ctx.needs_input_grad
+        rows = grad.reshape(-1, weight.size(0))
+        return (
+            torch.matmul(grad, weight) if for_values else None,
+            torch.matmul(rows.t(), values.reshape(-1, weight.size(1))) if for_weight else None,
+            grad.sum(tuple(range(grad.dim() - 1))) if for_bias else None,
+        )
+
+
+def linear(nested: Any, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the value of `linear` of a value."""
+    return around_values(nested, _Linear.apply(nested._values, weight, bias))
+
+
+def around_values(nested: Any, values: torch.Tensor) -> torch.Tensor:
+    """Return a nested tensor of the same lengths around other values."""
+    cached = nested._min_seqlen_tensor, nested._max_seqlen_tensor
+    return jagged(nested._ragged_idx, values, nested._offsets, *cached)
+
+
+def formula(func: Any, args: Any) -> Callable[..., torch.Tensor] | None:
+    """Return a function with the gradient of an operator, where it is another one than that of operators on values."""
+    is_linear = func is _aten.linear.default and type(args[0]) is internals.NestedTensor
+    return linear if is_linear and args[0]._ragged_idx == 1 else None

@@ -19,12 +19,13 @@ from switchgear_core.torch_private.modes import (
     tensor_guards,
 )
 from switchgear_core.torch_private.names import private
-from switchgear_subclasses.torch_private.jagged import NestedTensor, numbered
+from switchgear_subclasses.torch_private.jagged import GET_VALUES, NestedTensor, numbered
 
 _disable_current_modes: Any = private("torch.utils._python_dispatch._disable_current_modes")
 
 __all__ = [
     "DISABLED",
+    "GET_VALUES",
     "DisableTorchFunction",
     "DispatchMode",
     "NestedTensor",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,16 +25,18 @@ GET_VALUES: Any = private("torch._nested_get_values")
 #: `scaled_dot_product_attention` as a function mode sees it.
 ATTENTION: Any = private("torch._C._nn.scaled_dot_product_attention")
 
+_size_of: Callable[[Any], torch.SymInt] = private("torch.nested._internal.nested_tensor.get_tensor_symint")
 _NestedIntNode: Any = private("torch.nested._internal.nested_int.NestedIntNode")
 _NUMBERS = itertools.count(1 << 40)
 with torch.inference_mode(False):
     _FIRST_STATE = dispatch_state()
 
 
-def numbered(offsets: Any) -> torch.Tensor:
-    """Return offsets; fake ones get a size for their ragged dimension, as real ones have."""
+def numbered(offsets: Any, original: Any = None) -> torch.Tensor:
+    """Return offsets; fake ones get a size for their ragged dimension, as real ones have, or that of the original."""
     if is_fake(offsets) and offsets.nested_int_memo is None:
-        offsets.nested_int_memo = torch.SymInt(_NestedIntNode(next(_NUMBERS), 1))
+        new = torch.SymInt(_NestedIntNode(next(_NUMBERS), 1))
+        offsets.nested_int_memo = new if original is None else _size_of(original)
     return offsets  # type: ignore[no-any-return]
 
 
