@@ -53,6 +53,7 @@ class State:
         inner: values of subclasses, which their own code gets.
         attributes: of stand-ins for tensors from outside.
         is_used: whether there are any.
+        backends: the settings of attention around the jitted function.
     """
 
     stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class State:
     inner: dict[int, torch.Tensor] = field(default_factory=dict)
     attributes: Attributes = field(default_factory=list)
     is_used: bool = False
+    backends: object = field(default_factory=internals.attention_backends)
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the value of a stand-in or placeholder, with its gradient; also of one around stand-ins."""
@@ -140,7 +142,7 @@ class Subclasses(Handler):
             return _from_outside(recorder, state, tensor) if has_shell(tensor) else recorder.adopted(tensor)
 
         args, kwargs = map_tensors(inside, (call.args, call.kwargs))
-        answer = nested.answer(recorder, replace(call, args=args, kwargs=kwargs), state.value_of)
+        answer = nested.answer(recorder, replace(call, args=args, kwargs=kwargs), state.value_of, state.backends)
         if answer is not PASS:
             return answer
         kinds = _kinds((args, kwargs))

@@ -12,6 +12,7 @@ from switchgear_core.record.call import Call
 from switchgear_core.record.handler import PASS
 from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.stand_ins import asker
+from switchgear_subclasses.attention import jagged_attention
 from switchgear_subclasses.shells import jagged
 from switchgear_subclasses.torch_private import jagged as internals
 
@@ -64,19 +65,59 @@ def _viewed(
     return jagged(ragged_idx, *parts)
 
 
-def answer(recorder: Recorder, call: Call, value_of: Callable[[torch.Tensor], Any]) -> Any:
+def answer(recorder: Recorder, call: Call, value_of: Callable[[torch.Tensor], Any], backends: object) -> Any:
     """Answer a call with nested tensors, or return `PASS`.
 
     Args:
         recorder: the recorder of the capture.
         call: the call, with stand-ins.
         value_of: returns the value of a stand-in.
+        backends: the settings of attention around the jitted function.
     """
-    if call.fn is internals.GET_VALUES or call.fn is _aten._nested_get_values.default:
+    if call.fn is internals.GET_VALUES:
         values = value_of(call.args[0])._values
         with recorder.reopened():
             return values.view_as(values) if torch.is_grad_enabled() else values.detach()
+    if call.fn is internals.ATTENTION:
+        with recorder.reopened():
+            return _attended(recorder, backends, *call.args, **call.kwargs)
     return PASS
+
+
+def _attended(
+    recorder: Recorder,
+    backends: object,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: object = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Return the attention of stand-ins, by one operator; `PASS` where PyTorch's function has none of its own."""
+    tensors = query, key, value
+    if attn_mask is not None or {(tensor.dim(), tensor.dtype) for tensor in tensors} != {(4, query.dtype)}:
+        return PASS
+    if any(getattr(tensor, "_ragged_idx", 0) != 2 for tensor in tensors):
+        return PASS
+    is_cast = torch.is_autocast_enabled(query.device.type)
+    if is_cast or internals.attention_backends() != backends:
+        reason = "autocast" if is_cast else "settings of its backends that the function itself changes"
+        raise Unsupported(f"attention of nested tensors under {reason}, in {recorder.here()}", splits=False)
+    needs_grad = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
+    dense = [tensor.transpose(1, 2).values().contiguous() for tensor in tensors]
+    layouts = [part for tensor in tensors for part in layout_of(tensor)]
+    options = float(dropout_p), bool(is_causal), scale, bool(enable_gqa), needs_grad
+    result = jagged_attention(*dense, layouts, *options)[0]
+    offsets, *cached = layout_of(query)
+    return internals.VIEW_FROM_JAGGED(result, offsets, query, None, 1, *cached).transpose(1, 2)
+
+
+def layout_of(nested: Any) -> tuple[Any, ...]:
+    """Return the offsets and the cached lengths of a nested tensor."""
+    return nested._offsets, nested._min_seqlen_tensor, nested._max_seqlen_tensor
 
 
 class _Linear(torch.autograd.Function):
@@ -101,13 +142,7 @@ class _Linear(torch.autograd.Function):
 
 def linear(nested: Any, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return the value of `linear` of a value."""
-    return around_values(nested, _Linear.apply(nested._values, weight, bias))
-
-
-def around_values(nested: Any, values: torch.Tensor) -> torch.Tensor:
-    """Return a nested tensor of the same lengths around other values."""
-    cached = nested._min_seqlen_tensor, nested._max_seqlen_tensor
-    return jagged(nested._ragged_idx, values, nested._offsets, *cached)
+    return jagged(nested._ragged_idx, _Linear.apply(nested._values, weight, bias), *layout_of(nested))
 
 
 def formula(func: Any, args: Any) -> Callable[..., torch.Tensor] | None:

@@ -14,6 +14,7 @@ from switchgear_core.torch_private.functionalize import functionalize_keys, is_w
 from switchgear_core.torch_private.modes import (
     DisableTorchFunction,
     DispatchMode,
+    attention_backends,
     dispatch_from_top,
     function_modes_on,
     tensor_guards,
@@ -31,6 +32,7 @@ __all__ = [
     "NestedTensor",
     "OpOverload",
     "above_subclasses",
+    "attention_backends",
     "back_inside",
     "dispatch_from_top",
     "function_modes_on",

@@ -13,7 +13,17 @@ from switchgear_core.torch_private.fakes import is_fake
 from switchgear_core.torch_private.modes import attention_backends, dispatch_state
 from switchgear_core.torch_private.names import private
 
-__all__ = ["CONSTRUCTOR_FILE", "NestedTensor", "attention_backends", "numbered", "with_autograd"]
+__all__ = [
+    "ATTENTION",
+    "CONSTRUCTOR_FILE",
+    "GET_VALUES",
+    "VIEW_FROM_JAGGED",
+    "NestedTensor",
+    "attention_backends",
+    "numbered",
+    "viewed",
+    "with_autograd",
+]
 
 #: The class of nested tensors of the jagged layout.
 NestedTensor: Any = private("torch.nested._internal.nested_tensor.NestedTensor")
@@ -26,6 +36,7 @@ GET_VALUES: Any = private("torch._nested_get_values")
 ATTENTION: Any = private("torch._C._nn.scaled_dot_product_attention")
 
 _size_of: Callable[[Any], torch.SymInt] = private("torch.nested._internal.nested_tensor.get_tensor_symint")
+_dummy: Callable[[], torch.Tensor] = private("torch.nested._internal.nested_tensor._nt_view_dummy")
 _NestedIntNode: Any = private("torch.nested._internal.nested_int.NestedIntNode")
 _NUMBERS = itertools.count(1 << 40)
 with torch.inference_mode(False):
@@ -40,8 +51,13 @@ def numbered(offsets: Any, original: Any = None) -> torch.Tensor:
     return offsets  # type: ignore[no-any-return]
 
 
+def viewed(values: torch.Tensor, offsets: Any, *cached: torch.Tensor | None) -> Any:
+    """Return a nested tensor that is a view of values, with their history."""
+    return VIEW_FROM_JAGGED(values, offsets, _dummy(), None, 1, *cached)
+
+
 @contextlib.contextmanager
-def with_autograd() -> Iterator[None]:
-    """Return a context for the code of an operator, below autograd, that itself differentiates."""
-    with torch._C._ForceDispatchKeyGuard(*_FIRST_STATE), torch.enable_grad():
+def with_autograd(is_on: bool) -> Iterator[None]:
+    """Return a context for the code of an operator, which runs below autograd, to differentiate, or not."""
+    with torch._C._ForceDispatchKeyGuard(*_FIRST_STATE), torch.set_grad_enabled(is_on):
         yield
