@@ -193,11 +193,13 @@ class _Expressions(internals.DispatchMode):
 
     def _note_shape(self, tensor: torch.Tensor, root: torch.Tensor) -> None:
         """Number a tensor with the elements of another one in the same order."""
-        number, layout = self._values[id(root)][1], (tensor.shape, tensor.stride())
-        if layout == (root.shape, root.stride()):
+        number = self._values[id(root)][1]
+        # as text, in which symbolic sizes stay symbolic
+        layout, first = (f"{one.shape} {one.stride()}" for one in (tensor, root))
+        if layout == first:
             self._values[id(tensor)] = tensor, number
         else:
-            self._note(tensor, ("shape", number, *layout))
+            self._note(tensor, ("shape", number, layout))
         self._roots[id(tensor)] = root
 
     def _note(self, tensor: torch.Tensor, key: object) -> None:

@@ -178,8 +178,11 @@ def _stand_in(state: State, value: torch.Tensor) -> torch.Tensor:
     if not _needs_grad(value):
         return value
     parts, shell = opened(value), shell_of(value)
-    bare = [_stand_in(state, part) if has_shell(part) else part for part in parts]
-    stand_in = shell.around(shell.detached(bare))
+    bare = [
+        _stand_in(state, part) if has_shell(part) else part if name in shell.SHARED else part.detach()
+        for name, part in zip(shell.names, parts, strict=True)
+    ]
+    stand_in = shell.around(bare)
     state.values[id(stand_in)] = stand_in, value
     return stand_in
 

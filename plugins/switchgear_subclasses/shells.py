@@ -205,7 +205,9 @@ class _Opened(torch.autograd.Function):
     def forward(ctx: Any, tensor: Any) -> tuple[torch.Tensor, ...]:
         ctx.shell = shell_of(tensor)
         parts = ctx.shell.detached(inner_of(tensor))
-        ctx.mark_non_differentiable(*[part for part in parts if not _has_gradient(part)])
+        pairs = zip(ctx.shell.names, parts, strict=True)
+        constant = [part for name, part in pairs if name in ctx.shell.SHARED or not _has_gradient(part)]
+        ctx.mark_non_differentiable(*constant)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*parts)
         return tuple(parts)
