@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from switchgear_core.errors import Unsupported
-from switchgear_subclasses.shells import has_shell
+from switchgear_subclasses.shells import REMEMBERED, has_shell
 
 
 def shelled_in(value: object) -> Iterator[torch.Tensor]:
@@ -36,7 +36,7 @@ def attributes_of(tensor: torch.Tensor) -> Attributes:
 
 def _attributes(tensor: torch.Tensor) -> dict[str, object]:
     # PyTorch remembers the sizes that a class computes
-    return {name: value for name, value in vars(tensor).items() if not name.startswith("_sym_")}
+    return {name: value for name, value in vars(tensor).items() if name not in REMEMBERED}
 
 
 def refuse_changes(before: Attributes, result: object) -> None:

@@ -96,6 +96,9 @@ class Subclass:
 
 #: Keys of the cached lengths of a nested tensor, and the attributes of tensors with these as their sizes.
 _CACHED = {"min_seqlen": "_min_seqlen_tensor", "max_seqlen": "_max_seqlen_tensor"}
+REMEMBERED = frozenset(
+    {"_sym_sizes_capsule", "_sym_sizes_capsule_len", "_sym_strides_capsule", "_sym_strides_capsule_len"}
+)
 
 
 class Jagged(Subclass):
@@ -109,8 +112,7 @@ class Jagged(Subclass):
         """Return the shell of a nested tensor of the jagged layout."""
         names = tuple(tensor.__tensor_flatten__()[0])
         layout = torch.Size(()), (), tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf
-        attributes = frozenset(name for name in vars(tensor) if not name.startswith("_sym_"))
-        return cls(type(tensor), names, tensor._ragged_idx, *layout, attributes, (None,) * len(names))
+        return cls(type(tensor), names, tensor._ragged_idx, *layout, _attributes(tensor), (None,) * len(names))
 
     def around(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a nested tensor with other inner tensors, without history."""
@@ -120,13 +122,31 @@ class Jagged(Subclass):
 
     def checking(self) -> Callable[[Any], bool]:
         """Return a function that checks whether a tensor differs at most in its inner tensors."""
-        return lambda tensor: has_shell(tensor) and shell_of(tensor) == self
+        cached = [key for key, name in _CACHED.items() if name in self.names]
+
+        def fits(tensor: Any) -> bool:
+            if type(tensor) is not self.kind or tensor._lengths is not None or tensor._ragged_idx != self.context:
+                return False
+            if [key for key in _CACHED if tensor._metadata_cache.get(key) is not None] != cached:
+                return False
+            with internals.DisableTorchFunction():
+                grad = tensor.requires_grad, tensor.is_leaf
+            return grad == (self.requires_grad, self.is_leaf) and _attributes(tensor) == self.attributes
+
+        return fits
 
     def parts_of(self, gradient: Any) -> Sequence[torch.Tensor | None]:
         """Return the gradients of the inner tensors, given that of the tensor; raise `RuntimeError` for another kind."""
         if type(gradient) is self.kind and gradient._ragged_idx == self.context:
-            return (gradient.values(), *(None,) * (len(self.names) - 1))
+            # the history of values matters where a gradient is differentiated
+            values = gradient.values() if torch.is_grad_enabled() else gradient._values
+            return (values, *(None,) * (len(self.names) - 1))
         return super(Jagged, self).parts_of(gradient)
+
+
+def _attributes(nested: Any) -> frozenset[str]:
+    """Return the names of all attributes but those by which PyTorch remembers sizes that a class computes."""
+    return frozenset(vars(nested)) - REMEMBERED
 
 
 def jagged(ragged_idx: int, values: Any, offsets: Any, *cached: torch.Tensor | None) -> torch.Tensor:
