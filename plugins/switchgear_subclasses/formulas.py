@@ -50,15 +50,10 @@ def gradients_agree(run: Run, func: Any, args: Any, kwargs: Any) -> bool:
 
 
 _aten = torch.ops.aten
-#: Operators that keep the elements and their order.
-_SHAPES = frozenset(
-    {
-        *(_aten.detach.default, _aten.alias.default, _aten.view.default, _aten._unsafe_view.default),
-        *(_aten.unsqueeze.default, _aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims),
-    }
-)
 #: Operators with a `dim` that counts the dimensions of their first argument.
 _OF_DIMS = frozenset({_aten._softmax_backward_data.default, _aten._log_softmax_backward_data.default})
+#: The layouts of tensors of a subclass and of their inner tensors, of which a formula may name either.
+_LAYOUTS = (torch.strided, torch.jagged)
 
 
 class _Functions(TorchFunctionMode):
@@ -114,8 +109,31 @@ def _given(func: Any, args: Any, kwargs: Any) -> dict[str, object]:
     by_name = dict(zip((argument.name for argument in declared), args, strict=False)) | kwargs
     if func in _OF_DIMS:
         by_name["dim"] %= args[0].dim()
+    if by_name.get("layout") in _LAYOUTS:
+        del by_name["layout"]
+    if func is _aten._to_copy.default and by_name.get("device") == args[0].device:
+        del by_name["device"]
     defaults = {item.name: item.default_value for item in declared if item.has_default_value()}
     return {name: value for name, value in by_name.items() if name not in defaults or value != defaults[name]}
+
+
+@functools.cache
+def _views(func: Any) -> bool:
+    """Check whether the results of an operator are views of its first argument."""
+    returns = func._schema.returns
+    is_view = bool(returns) and all(item.alias_info is not None and not item.alias_info.is_write for item in returns)
+    return is_view or func is _aten._unsafe_view.default
+
+
+def _is_reinterpreted(view: torch.Tensor) -> bool:
+    """Check whether the elements of a view are others than those in memory."""
+    return view.is_conj() or view.is_neg()
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    """Return the place of a tensor in its memory as text, in which symbolic sizes stay symbolic."""
+    sizes = [(size, 0 if type(size) is int and size == 1 else stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    return f"{sizes} {tensor.storage_offset()}"
 
 
 class _Expressions(internals.DispatchMode):
@@ -127,7 +145,7 @@ class _Expressions(internals.DispatchMode):
         self._values: dict[int, tuple[torch.Tensor, int]] = {}
         #: The fakes of inner tensors that gradients share, by stand-in.
         self._shared: dict[int, torch.Tensor] = {}
-        #: The tensors whose elements others have, in the same order, by these others.
+        #: The tensors that others are views of, by these others.
         self._roots: dict[int, torch.Tensor] = {}
         self._inputs = self._draws = 0
 
@@ -179,28 +197,36 @@ class _Expressions(internals.DispatchMode):
         if any(map(has_shell, tensors_in((args, kwargs)))):
             with self:
                 return self._run(func, args, kwargs)
-        key = [func, map_tensors(self._number, _given(func, args, kwargs))]
+        result = func(*args, **kwargs)
+        results = [*tensors_in(result)]
+        if _views(func) and id(args[0]) in self._values and not any(map(_is_reinterpreted, results)):
+            for tensor in results:
+                self._note_view(tensor, self._roots.get(id(args[0]), args[0]))
+            return result
+        is_pointwise = torch.Tag.pointwise in func.tags
+        key = [func, map_tensors(self._scalar if is_pointwise else self._number, _given(func, args, kwargs))]
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._draws += 1
             key.append(self._draws)
-        result = func(*args, **kwargs)
-        if func in _SHAPES and id(args[0]) in self._values:
-            self._note_shape(result, self._roots.get(id(args[0]), args[0]))
-            return result
-        for place, tensor in enumerate(tensors_in(result)):
+        if is_pointwise:
+            key += map(_layout, results)
+        for place, tensor in enumerate(results):
             self._note(tensor, (repr(key), place))
         return result
 
-    def _note_shape(self, tensor: torch.Tensor, root: torch.Tensor) -> None:
-        """Number a tensor with the elements of another one in the same order."""
+    def _note_view(self, tensor: torch.Tensor, root: torch.Tensor) -> None:
+        """Number a view by its place in the memory of the tensor that it is of."""
         number = self._values[id(root)][1]
-        # as text, in which symbolic sizes stay symbolic
-        layout, first = (f"{one.shape} {one.stride()}" for one in (tensor, root))
-        if layout == first:
+        if _layout(tensor) == _layout(root) and tensor.dtype == root.dtype:
             self._values[id(tensor)] = tensor, number
         else:
-            self._note(tensor, ("shape", number, layout))
+            self._note(tensor, ("view", number, tensor.dtype, _layout(tensor)))
         self._roots[id(tensor)] = root
+
+    def _scalar(self, tensor: torch.Tensor) -> object:
+        """Return the number of an argument of a pointwise operator, which broadcasts a single element."""
+        root = self._roots.get(id(tensor), tensor)
+        return self._number(tensor if root.dim() else root)
 
     def _note(self, tensor: torch.Tensor, key: object) -> None:
         self._values[id(tensor)] = tensor, self._numbers.setdefault(key, len(self._numbers))

@@ -27,7 +27,7 @@ from switchgear_core.record.tape import Tape
 from switchgear_subclasses import nested
 from switchgear_subclasses import torch_private as internals
 from switchgear_subclasses.changes import Attributes, attributes_of, refuse_changes, shelled_in
-from switchgear_subclasses.formulas import gradients_agree
+from switchgear_subclasses.formulas import gradients_agree, own_parts
 from switchgear_subclasses.functions import of_inner_tensors
 from switchgear_subclasses.shells import (
     Subclass,
@@ -288,7 +288,7 @@ class _Operators(internals.DispatchMode):
         if kinds and torch.Tag.inplace_view in func.tags:
             raise Unsupported(f"{func} changes the sizes of a {kinds[0].__qualname__} in place, in {recorder.here()}")
         needs_grad = torch.is_grad_enabled() and any(map(_needs_grad, tensors_in((args, kwargs))))
-        run = nested.formula(func, args) if needs_grad else None
+        run = nested.formula(func, args, kwargs) if needs_grad else None
         if run is None:
             self._check_gradient(func, kinds, args, kwargs)
         with internals.back_inside(recorder.tape.dispatch_state), recorder.reopened():
@@ -308,7 +308,7 @@ class _Operators(internals.DispatchMode):
         if func._schema.is_mutable:
             key = internals.storage_key
             inputs = {key(entry.wrapper) for entry in recorder.inputs if needs_grad or entry.proxy.requires_grad}
-            if not inputs.isdisjoint(map(key, plain_parts(args[0]))):
+            if not inputs.isdisjoint(map(key, own_parts(args[0]))):
                 reason = "writes to an input"
             elif needs_grad and not _needs_grad(args[0]):
                 reason = "writes to one that does not"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -145,7 +146,38 @@ def linear(nested: Any, weight: torch.Tensor, bias: torch.Tensor | None = None) 
     return jagged(nested._ragged_idx, _Linear.apply(nested._values, weight, bias), *layout_of(nested))
 
 
-def formula(func: Any, args: Any) -> Callable[..., torch.Tensor] | None:
-    """Return a function with the gradient of an operator, where it is another one than that of operators on values."""
-    is_linear = func is _aten.linear.default and type(args[0]) is internals.NestedTensor
-    return linear if is_linear and args[0]._ragged_idx == 1 else None
+class _Total(torch.autograd.Function):
+    """The sum or the mean of the values of a nested tensor, with the formula of nested tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, reduction: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        ctx.save_for_backward(values)
+        ctx.is_mean = reduction is torch.mean
+        return reduction(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (values,) = ctx.saved_tensors
+        whole = torch.ones_like(values) * grad
+        return whole / values.numel() if ctx.is_mean else whole, None
+
+
+def _total(reduction: Callable[[torch.Tensor], torch.Tensor], nested: Any) -> torch.Tensor:
+    return _Total.apply(nested._values, reduction)  # type: ignore[no-any-return]
+
+
+_TOTALS = {_aten.sum.default: torch.sum, _aten.mean.default: torch.mean}
+
+
+def formula(func: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
+    """Return a function that runs an operator with its gradient, where formulas do not tell that it is this one."""
+    if type(args[0]) is not internals.NestedTensor or kwargs:
+        return None
+    if func in _TOTALS:
+        return functools.partial(_total, _TOTALS[func])
+    if func is _aten.linear.default and args[0]._ragged_idx == 1:
+        return linear
+    if func is _aten.chunk.default and args[0]._values.is_contiguous():
+        # the formula writes the gradients of the chunks into zeros
+        return lambda *tensors: internals.NestedTensor.__torch_dispatch__(func, (), tensors)
+    return None
