@@ -23,7 +23,6 @@ from switchgear_core.record.guards import Guard
 from switchgear_core.record.handler import PASS, Handler, getter
 from switchgear_core.record.recorder import Recorder, active_recorder
 from switchgear_core.record.signature import Argument, Closure, Held, Part
-from switchgear_core.record.tape import Tape
 from switchgear_subclasses import nested
 from switchgear_subclasses import torch_private as internals
 from switchgear_subclasses.changes import Attributes, attributes_of, refuse_changes, shelled_in
@@ -52,6 +51,7 @@ class State:
         values: stand-ins, and placeholders of plain results, with their values.
         inner: values of subclasses, which their own code gets.
         attributes: of stand-ins for tensors from outside.
+        offsets: the positions of offsets of nested tensors among the inputs.
         is_used: whether there are any.
         backends: the settings of attention around the jitted function.
     """
@@ -61,6 +61,7 @@ class State:
     values: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     inner: dict[int, torch.Tensor] = field(default_factory=dict)
     attributes: Attributes = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     is_used: bool = False
     backends: object = field(default_factory=internals.attention_backends)
 
@@ -82,11 +83,11 @@ class Subclasses(Handler):
 
     def begin(self, recorder: Recorder) -> State:
         """Begin without tensors."""
-        state, tape = State(), recorder.tape
+        state = State()
 
         def closed(shell: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
             state.is_used = True
-            return _input(state, tape, shell, [*map(state.value_of, parts)])
+            return _input(recorder, state, shell, [*map(state.value_of, parts)])
 
         recorder.closed = closed
         return state
@@ -126,7 +127,7 @@ class Subclasses(Handler):
             recorder.matters.offsets = True
             return recorder.tracker.proxy_of(recorder.adopted(call.args[0])).storage_offset
         state = recorder.state(self)
-        answer = nested.before_inputs(recorder, call, lambda value: _result(state, recorder.tape, value))
+        answer = nested.before_inputs(recorder, call, lambda value: _result(recorder, state, value))
         if answer is not PASS:
             return answer
         tensors = instances_in(torch.Tensor, (call.args, call.kwargs))
@@ -161,6 +162,8 @@ class Subclasses(Handler):
     def finish(self, recorder: Recorder, result: Any) -> Any:
         """Return the result with gradients; refuse changes that no call repeats."""
         state = recorder.state(self)
+        if len(state.offsets) > 1:
+            recorder.guards.append(nested.guard_on_lengths(recorder, state.offsets))
         pairs = [(tensor, _from_outside(recorder, state, tensor)) for tensor in shelled_in(result)]
         refuse_changes(state.attributes, [stand_in for _, stand_in in pairs])
         return map_tensors(state.value_of, result) if pairs else result
@@ -187,12 +190,14 @@ def _stand_in(state: State, value: torch.Tensor) -> torch.Tensor:
     return stand_in
 
 
-def _input(state: State, tape: Tape, shell: Subclass, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _input(recorder: Recorder, state: State, shell: Subclass, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the stand-in for a tensor from outside, which requires grad as that does.
 
     Raises:
         Unsupported: the tensor has attributes that a tensor around other inner tensors lacks.
     """
+    if shell.kind is internals.NestedTensor:
+        nested.note_lengths(recorder, state.offsets, parts)
     stand_in: Any = _stand_in(state, shell.around(parts))
     if "_is_param" in shell.attributes:
         stand_in._is_param = True
@@ -200,18 +205,18 @@ def _input(state: State, tape: Tape, shell: Subclass, parts: Sequence[torch.Tens
         name, kind = min(missing), shell.kind.__qualname__
         raise Unsupported(f"a {kind} has the attribute {name}, which __tensor_unflatten__ does not set", splits=False)
     if shell.requires_grad:
-        with tape.paused(), internals.DisableTorchFunction():
+        with recorder.paused(), internals.DisableTorchFunction():
             stand_in.requires_grad_() if shell.is_leaf else internals.make_non_leaf(stand_in)
     state.attributes += attributes_of(stand_in)
     result: torch.Tensor = stand_in
     return result
 
 
-def _result(state: State, tape: Tape, value: torch.Tensor) -> torch.Tensor:
+def _result(recorder: Recorder, state: State, value: torch.Tensor) -> torch.Tensor:
     """Return the stand-in for a value that the function makes of tensors, with their gradients."""
     stand_in = _stand_in(state, value)
     if _needs_grad(value):
-        with tape.paused(), internals.DisableTorchFunction():
+        with recorder.paused(), internals.DisableTorchFunction():
             internals.make_non_leaf(stand_in)
     return stand_in
 
@@ -247,7 +252,7 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
             for part in parts
         ]
         with recorder.isolation:
-            stand_in = _input(state, recorder.tape, shell, inner)
+            stand_in = _input(recorder, state, shell, inner)
         if not isinstance(origin, Part):
             recorder.guards.append(_guard(shell, origin, len(recorder.guards)))
     state.stand_ins[id(tensor)] = tensor, stand_in

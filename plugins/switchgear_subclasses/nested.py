@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from switchgear_core.errors import Unsupported
 from switchgear_core.record.call import Call
+from switchgear_core.record.guards import Guard
 from switchgear_core.record.handler import PASS
 from switchgear_core.record.recorder import Recorder
 from switchgear_core.record.stand_ins import asker
@@ -27,6 +28,32 @@ METADATA = frozenset(
         _aten.sym_is_contiguous.default,
     }
 )
+def note_lengths(recorder: Recorder, places: list[int], parts: Sequence[torch.Tensor]) -> None:
+    """Give the offsets of a stand-in the size of the ragged dimension of the tensor from outside.
+
+    Args:
+        recorder: the recorder of the capture.
+        places: the positions of offsets among the inputs; gets that of these.
+        parts: the inner tensors.
+    """
+    entry = recorder.inputs.of(parts[1])
+    if entry is not None:
+        internals.share_size(parts[1], entry.tensor)
+        place = recorder.inputs.index(entry)
+        if place not in places:
+            places.append(place)
+
+
+def guard_on_lengths(recorder: Recorder, places: Sequence[int]) -> Guard:
+    """Return the guard on which of several nested tensors from outside have equal sizes."""
+    expected = internals.equal_sizes([recorder.inputs[place].tensor for place in places])
+
+    def fits(inputs: Sequence[torch.Tensor]) -> bool:
+        return internals.equal_sizes([inputs[place] for place in places]) == expected
+
+    return Guard("lengths(inputs)", "which nested tensors have equal sizes", {"lengths": fits})
+
+
 def before_inputs(recorder: Recorder, call: Call, stand_in: Callable[[torch.Tensor], Any]) -> Any:
     """Answer a call by which a nested tensor is made of tensors, or return `PASS`.
 

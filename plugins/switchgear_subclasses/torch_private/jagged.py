@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ __all__ = [
     "VIEW_FROM_JAGGED",
     "NestedTensor",
     "attention_backends",
+    "equal_sizes",
     "numbered",
+    "share_size",
     "viewed",
     "with_autograd",
 ]
@@ -36,6 +38,7 @@ GET_VALUES: Any = private("torch._nested_get_values")
 ATTENTION: Any = private("torch._C._nn.scaled_dot_product_attention")
 
 _size_of: Callable[[Any], torch.SymInt] = private("torch.nested._internal.nested_tensor.get_tensor_symint")
+_SIZES: Any = private("torch.nested._internal.nested_tensor._tensor_symint_registry")
 _dummy: Callable[[], torch.Tensor] = private("torch.nested._internal.nested_tensor._nt_view_dummy")
 _NestedIntNode: Any = private("torch.nested._internal.nested_int.NestedIntNode")
 _NUMBERS = itertools.count(1 << 40)
@@ -49,6 +52,17 @@ def numbered(offsets: Any, original: Any = None) -> torch.Tensor:
         new = torch.SymInt(_NestedIntNode(next(_NUMBERS), 1))
         offsets.nested_int_memo = new if original is None else _size_of(original)
     return offsets  # type: ignore[no-any-return]
+
+
+def share_size(offsets: torch.Tensor, original: torch.Tensor) -> None:
+    """Give offsets the size of the ragged dimension that others have."""
+    _SIZES[offsets] = _size_of(original)
+
+
+def equal_sizes(offsets: Sequence[torch.Tensor]) -> list[int]:
+    """Return for each offsets the place of the first with an equal size of the ragged dimension."""
+    sizes = [_size_of(tensor).node.nested_int() for tensor in offsets]
+    return [*map(sizes.index, sizes)]
 
 
 def viewed(values: torch.Tensor, offsets: Any, *cached: torch.Tensor | None) -> Any:
