@@ -298,6 +298,7 @@ class _Operators(internals.DispatchMode):
             self._check_gradient(func, kinds, args, kwargs)
         with internals.back_inside(recorder.tape.dispatch_state), recorder.reopened():
             result = called(func, args, kwargs) if run is None else run(*args, **kwargs)
+            nested.refuse_copied_offsets([*tensors_in((args, kwargs))], [*tensors_in(result)], recorder.here)
 
             def returned(tensor: torch.Tensor) -> torch.Tensor:
                 return stand_ins[id(tensor)] if id(tensor) in stand_ins else self._placeholder(tensor)

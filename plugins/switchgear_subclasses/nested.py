@@ -168,7 +168,7 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def linear(nested: Any, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+def _linear(nested: Any, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return the value of `linear` of a value."""
     return jagged(nested._ragged_idx, _Linear.apply(nested._values, weight, bias), *layout_of(nested))
 
@@ -193,7 +193,48 @@ def _total(reduction: Callable[[torch.Tensor], torch.Tensor], nested: Any) -> to
     return _Total.apply(nested._values, reduction)  # type: ignore[no-any-return]
 
 
+class _Padded(torch.autograd.Function):
+    """Rows of values as a dense tensor [batch, length, features], with the formula of nested tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, offsets: torch.Tensor, length: int, padding: float) -> torch.Tensor:
+        ctx.save_for_backward(values, offsets)
+        return _aten._jagged_to_padded_dense_forward(values, [offsets], [length], padding)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        values, offsets = ctx.saved_tensors
+        return _aten._padded_dense_to_jagged_forward(grad, [offsets], values.size(0)), None, None, None
+
+
+def _padded(nested: Any, padding: float, output_size: Sequence[int] | None = None) -> torch.Tensor:
+    values, longest = nested._values, nested._max_seqlen_tensor
+    length = values.size(0) if longest is None else longest.size(0)
+    if output_size is not None:
+        length = output_size[1]
+    rows = values.reshape(values.size(0), -1)
+    padded: torch.Tensor = _Padded.apply(rows, nested._offsets, length, padding)
+    return padded.reshape(*padded.shape[:2], *values.shape[1:])
+
+
 _TOTALS = {_aten.sum.default: torch.sum, _aten.mean.default: torch.mean}
+_BY_ROWS: dict[Any, Callable[..., torch.Tensor]] = {
+    _aten.linear.default: _linear,
+    _aten.to_padded_tensor.default: _padded,
+}
+
+
+def refuse_copied_offsets(args: Sequence[Any], results: Sequence[Any], here: Callable[[], str]) -> None:
+    """Refuse results with copies of offsets, which PyTorch notes to have equal sizes, unlike those of a trace."""
+    own, new = ([t._offsets for t in tensors if type(t) is internals.NestedTensor] for tensors in (args, results))
+    copies = [offsets for offsets in new if all(offsets is not one for one in own)]
+    places = internals.equal_sizes([*own, *copies])
+    if any(place < len(own) for place in places[len(own) :]):
+        raise Unsupported(
+            f"a nested tensor gets a copy of its offsets, in {here()}, as on another device; move it outside of the "
+            "function",
+            splits=False,
+        )
 
 
 def formula(func: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
@@ -202,8 +243,8 @@ def formula(func: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
         return None
     if func in _TOTALS:
         return functools.partial(_total, _TOTALS[func])
-    if func is _aten.linear.default and args[0]._ragged_idx == 1:
-        return linear
+    if func in _BY_ROWS and args[0]._ragged_idx == 1:
+        return _BY_ROWS[func]
     if func is _aten.chunk.default and args[0]._values.is_contiguous():
         # the formula writes the gradients of the chunks into zeros
         return lambda *tensors: internals.NestedTensor.__torch_dispatch__(func, (), tensors)
