@@ -177,20 +177,16 @@ class _Total(torch.autograd.Function):
     """The sum or the mean of the values of a nested tensor, with the formula of nested tensors."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, reduction: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def forward(ctx: Any, values: torch.Tensor, is_mean: bool) -> torch.Tensor:
         ctx.save_for_backward(values)
-        ctx.is_mean = reduction is torch.mean
-        return reduction(values)
+        ctx.is_mean = is_mean
+        return values.mean() if is_mean else values.sum()
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (values,) = ctx.saved_tensors
         whole = torch.ones_like(values) * grad
         return whole / values.numel() if ctx.is_mean else whole, None
-
-
-def _total(reduction: Callable[[torch.Tensor], torch.Tensor], nested: Any) -> torch.Tensor:
-    return _Total.apply(nested._values, reduction)  # type: ignore[no-any-return]
 
 
 class _Padded(torch.autograd.Function):
@@ -217,13 +213,6 @@ def _padded(nested: Any, padding: float, output_size: Sequence[int] | None = Non
     return padded.reshape(*padded.shape[:2], *values.shape[1:])
 
 
-_TOTALS = {_aten.sum.default: torch.sum, _aten.mean.default: torch.mean}
-_BY_ROWS: dict[Any, Callable[..., torch.Tensor]] = {
-    _aten.linear.default: _linear,
-    _aten.to_padded_tensor.default: _padded,
-}
-
-
 def refuse_copied_offsets(args: Sequence[Any], results: Sequence[Any], here: Callable[[], str]) -> None:
     """Refuse results with copies of offsets, which PyTorch notes to have equal sizes, unlike those of a trace."""
     own, new = ([t._offsets for t in tensors if type(t) is internals.NestedTensor] for tensors in (args, results))
@@ -241,10 +230,12 @@ def formula(func: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
     """Return a function that runs an operator with its gradient, where formulas do not tell that it is this one."""
     if type(args[0]) is not internals.NestedTensor or kwargs:
         return None
-    if func in _TOTALS:
-        return functools.partial(_total, _TOTALS[func])
-    if func in _BY_ROWS and args[0]._ragged_idx == 1:
-        return _BY_ROWS[func]
+    if func is _aten.sum.default or func is _aten.mean.default:
+        return lambda nested: _Total.apply(nested._values, func is _aten.mean.default)  # type: ignore[no-untyped-call]
+    if func is _aten.linear.default and args[0]._ragged_idx == 1:
+        return _linear
+    if func is _aten.to_padded_tensor.default and args[0]._ragged_idx == 1:
+        return _padded
     if func is _aten.chunk.default and args[0]._values.is_contiguous():
         # the formula writes the gradients of the chunks into zeros
         return lambda *tensors: internals.NestedTensor.__torch_dispatch__(func, (), tensors)

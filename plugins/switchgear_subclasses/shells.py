@@ -95,7 +95,8 @@ class Subclass:
 
 
 #: Keys of the cached lengths of a nested tensor, and the attributes of tensors with these as their sizes.
-_CACHED = {"min_seqlen": "_min_seqlen_tensor", "max_seqlen": "_max_seqlen_tensor"}
+_KEYS = "min_seqlen", "max_seqlen"
+_CACHED = "_min_seqlen_tensor", "_max_seqlen_tensor"
 REMEMBERED = frozenset(
     {"_sym_sizes_capsule", "_sym_sizes_capsule_len", "_sym_strides_capsule", "_sym_strides_capsule_len"}
 )
@@ -105,7 +106,7 @@ class Jagged(Subclass):
     """A nested tensor of the jagged layout without its inner tensors, which determine its sizes."""
 
     __slots__ = ()
-    SHARED = frozenset({"_offsets", *_CACHED.values()})
+    SHARED = frozenset({"_offsets", *_CACHED})
 
     @classmethod
     def of(cls, tensor: Any) -> Jagged:
@@ -117,17 +118,17 @@ class Jagged(Subclass):
     def around(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a nested tensor with other inner tensors, without history."""
         inner = dict(zip(self.names, parts, strict=True))
-        cached = [inner.get(name) for name in _CACHED.values()]
+        cached = [inner.get(name) for name in _CACHED]
         return jagged(self.context, inner["_values"], inner["_offsets"], *cached)  # type: ignore[arg-type]
 
     def checking(self) -> Callable[[Any], bool]:
         """Return a function that checks whether a tensor differs at most in its inner tensors."""
-        cached = [key for key, name in _CACHED.items() if name in self.names]
+        cached = [key for key, name in zip(_KEYS, _CACHED, strict=True) if name in self.names]
 
         def fits(tensor: Any) -> bool:
             if type(tensor) is not self.kind or tensor._lengths is not None or tensor._ragged_idx != self.context:
                 return False
-            if [key for key in _CACHED if tensor._metadata_cache.get(key) is not None] != cached:
+            if [key for key in _KEYS if tensor._metadata_cache.get(key) is not None] != cached:
                 return False
             with internals.DisableTorchFunction():
                 grad = tensor.requires_grad, tensor.is_leaf
@@ -151,7 +152,7 @@ def _attributes(nested: Any) -> frozenset[str]:
 
 def jagged(ragged_idx: int, values: Any, offsets: Any, *cached: torch.Tensor | None) -> torch.Tensor:
     """Return a nested tensor of the jagged layout, without history; `cached` are its least and its greatest length."""
-    pairs = zip(_CACHED, cached, strict=True)
+    pairs = zip(_KEYS, cached, strict=True)
     cache = {key: part for key, part in pairs if part is not None}
     offsets = internals.numbered(offsets)
     with internals.DisableTorchFunction():
@@ -223,25 +224,26 @@ class _Opened(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Any) -> tuple[torch.Tensor, ...]:
-        ctx.shell = shell_of(tensor)
-        parts = ctx.shell.detached(inner_of(tensor))
-        pairs = zip(ctx.shell.names, parts, strict=True)
-        constant = [part for name, part in pairs if name in ctx.shell.SHARED or not _has_gradient(part)]
-        ctx.mark_non_differentiable(*constant)
+        shell = ctx.shell = shell_of(tensor)
+        parts = shell.detached(inner_of(tensor))
+        # not saved: a hook may replace a saved tensor
+        ctx.shared = [part if name in shell.SHARED else None for name, part in zip(shell.names, parts, strict=True)]
+        own = [part for part, shared in zip(parts, ctx.shared, strict=True) if shared is None]
+        constant = [part for part in own if not _has_gradient(part)]
+        ctx.mark_non_differentiable(*constant, *[part for part in ctx.shared if part is not None])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*parts)
+        ctx.save_for_backward(*own)
         return tuple(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> torch.Tensor | None:
         if all(grad is None for grad in grads):
             return None
+        own, defined = iter(ctx.saved_tensors), []
+        for grad, shared in zip(grads, ctx.shared, strict=True):
+            part = next(own) if shared is None else shared
+            defined.append(grad if grad is not None else part if part is shared else torch.zeros_like(part))
         shell: Subclass = ctx.shell
-        triples = zip(shell.names, grads, ctx.saved_tensors, strict=True)
-        defined = [
-            grad if grad is not None else part if name in shell.SHARED else torch.zeros_like(part)
-            for name, grad, part in triples
-        ]
         return shell.closed(defined)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -41,7 +40,6 @@ _size_of: Callable[[Any], torch.SymInt] = private("torch.nested._internal.nested
 _SIZES: Any = private("torch.nested._internal.nested_tensor._tensor_symint_registry")
 _dummy: Callable[[], torch.Tensor] = private("torch.nested._internal.nested_tensor._nt_view_dummy")
 _NestedIntNode: Any = private("torch.nested._internal.nested_int.NestedIntNode")
-_NUMBERS = itertools.count(1 << 40)
 with torch.inference_mode(False):
     _FIRST_STATE = dispatch_state()
 
@@ -49,7 +47,7 @@ with torch.inference_mode(False):
 def numbered(offsets: Any, original: Any = None) -> torch.Tensor:
     """Return offsets; fake ones get a size for their ragged dimension, as real ones have, or that of the original."""
     if is_fake(offsets) and offsets.nested_int_memo is None:
-        new = torch.SymInt(_NestedIntNode(next(_NUMBERS), 1))
+        new = torch.SymInt(_NestedIntNode(id(offsets), 1))  # real offsets count from 0
         offsets.nested_int_memo = new if original is None else _size_of(original)
     return offsets  # type: ignore[no-any-return]
 
@@ -73,5 +71,6 @@ def viewed(values: torch.Tensor, offsets: Any, *cached: torch.Tensor | None) -> 
 @contextlib.contextmanager
 def with_autograd(is_on: bool) -> Iterator[None]:
     """Return a context for the code of an operator, which runs below autograd, to differentiate, or not."""
-    with torch._C._ForceDispatchKeyGuard(*_FIRST_STATE), torch.set_grad_enabled(is_on):
+    state = torch._C._ForceDispatchKeyGuard(*_FIRST_STATE)
+    with state, torch._C._EnableTorchFunction(), torch.set_grad_enabled(is_on):
         yield
