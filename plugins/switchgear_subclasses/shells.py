@@ -115,6 +115,12 @@ class Jagged(Subclass):
         layout = torch.Size(()), (), tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf
         return cls(type(tensor), names, tensor._ragged_idx, *layout, _attributes(tensor), (None,) * len(names))
 
+    @staticmethod
+    def parts(tensor: Any) -> tuple[torch.Tensor, ...]:
+        """Return the inner tensors of a nested tensor."""
+        cached = [part for key in _KEYS if (part := tensor._metadata_cache.get(key)) is not None]
+        return (tensor._values, tensor._offsets, *cached)
+
     def around(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a nested tensor with other inner tensors, without history."""
         inner = dict(zip(self.names, parts, strict=True))
@@ -162,14 +168,13 @@ def jagged(ragged_idx: int, values: Any, offsets: Any, *cached: torch.Tensor | N
 def inner_of(value: Any) -> tuple[Any, ...]:
     """Return the inner tensors of a tensor that PyTorch flattens into strided tensors; of any other value, none."""
     kind = type(value)
+    if kind is internals.NestedTensor:
+        return Jagged.parts(value) if value._lengths is None else ()
     if not (hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")):
         return ()
     with internals.DisableTorchFunction():
-        if kind is internals.NestedTensor:
-            if value._lengths is not None:
-                return ()
         # `layout` of a nested tensor is asked of its class
-        elif not isinstance(value, torch.Tensor) or value.is_nested or value.layout is not torch.strided:
+        if not isinstance(value, torch.Tensor) or value.is_nested or value.layout is not torch.strided:
             return ()
         parts = tuple([getattr(value, name) for name in kind.__tensor_flatten__(value)[0]])
     return parts if all(isinstance(part, torch.Tensor) for part in parts) else ()
@@ -177,6 +182,8 @@ def inner_of(value: Any) -> tuple[Any, ...]:
 
 def has_shell(value: Any) -> bool:
     """Check whether a value is a tensor of a subclass that PyTorch flattens into strided tensors."""
+    if type(value) is internals.NestedTensor:  # without its parts, for speed
+        return value._lengths is None
     return bool(inner_of(value))
 
 
