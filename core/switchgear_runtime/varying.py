@@ -48,10 +48,10 @@ class VaryingSizes:
         kind = call.kind
         if kind in self._fixed:
             return {}
-        for place, leaf in enumerate(call.leaves):
-            if isinstance(leaf, torch.Tensor) and (dims := internals.marked_dynamic(leaf)):
+        for index, leaf in enumerate(call.leaves):
+            if isinstance(leaf, torch.Tensor) and (marked := internals.marked_dynamic(leaf)):
                 marks = self._marks.setdefault(kind, {})
-                marks[place] = marks.get(place, frozenset()) | dims
+                marks[index] = marks.get(index, frozenset()) | marked
         differences = (_changed(entry, call.leaves) for entry in entries if entry.spec == call.spec)
         for place, dims in next(filter(None, differences), {}).items():
             if self._in_vain[place] < _PATIENCE:

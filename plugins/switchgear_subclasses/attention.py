@@ -1,6 +1,6 @@
 """Attention of nested tensors as one operator: PyTorch's function reads the lengths, which a trace does not have.
 
-Its second result, without elements, has the graph of autograd as an attribute, which the backward differentiates. If the
+Its second result, without elements, has autograd's graph as an attribute, which the backward differentiates. If the
 attribute is lost, as when a hook copies saved tensors, the backward runs the attention again.
 """
 
@@ -64,12 +64,12 @@ def _attended(
     dropout_p, is_causal, scale, enable_gqa = options
     with internals.with_autograd(any(needs_grad)):
         leaves = [tensor.detach().requires_grad_(needs) for tensor, needs in zip(tensors, needs_grad, strict=True)]
-        nested = [
+        query, key, value = (
             internals.viewed(leaf, *layouts[place * _COUNT :][:_COUNT]).transpose(1, 2)
             for place, leaf in enumerate(leaves)
-        ]
-        result = F.scaled_dot_product_attention(
-            *nested, dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+        result: Any = F.scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )
         return result.transpose(1, 2).values().contiguous(), leaves
 
@@ -121,9 +121,7 @@ def jagged_attention_backward(
 
 
 @jagged_attention_backward.register_fake
-def _(
-    grad: Tensor, graph: Tensor, tensors: Sequence[Tensor], layouts: Layouts, *options: Any
-) -> list[Tensor]:
+def _(grad: Tensor, graph: Tensor, tensors: Sequence[Tensor], layouts: Layouts, *options: Any) -> list[Tensor]:
     needs_grad = options[-1]
     return [tensor.new_empty(tensor.shape) for tensor, needs in zip(tensors, needs_grad, strict=True) if needs]
 

@@ -132,7 +132,10 @@ def _is_reinterpreted(view: torch.Tensor) -> bool:
 
 def _layout(tensor: torch.Tensor) -> str:
     """Return the place of a tensor in its memory as text, in which symbolic sizes stay symbolic."""
-    sizes = [(size, 0 if type(size) is int and size == 1 else stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    sizes = [
+        (size, 0 if type(size) is int and size == 1 else stride)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
     return f"{sizes} {tensor.storage_offset()}"
 
 

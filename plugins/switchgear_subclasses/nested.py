@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +27,8 @@ METADATA = frozenset(
         _aten.sym_is_contiguous.default,
     }
 )
+
+
 def note_lengths(recorder: Recorder, places: list[int], parts: Sequence[torch.Tensor]) -> None:
     """Give the offsets of a stand-in the size of the ragged dimension of the tensor from outside.
 
@@ -87,10 +88,11 @@ def _viewed(
             "make one without",
             splits=False,
         )
-    parts = [None if part is None else recorder.adopted(part) for part in (values, offsets, min_seqlen, max_seqlen)]
+    values = recorder.adopted(values)
+    cached = [None if part is None else recorder.adopted(part) for part in (min_seqlen, max_seqlen)]
     if not torch.is_grad_enabled():
-        parts[0] = parts[0].detach()
-    return jagged(ragged_idx, *parts)
+        values = values.detach()
+    return jagged(ragged_idx, values, recorder.adopted(offsets), *cached)
 
 
 def answer(recorder: Recorder, call: Call, value_of: Callable[[torch.Tensor], Any], backends: object) -> Any:
@@ -170,7 +172,8 @@ class _Linear(torch.autograd.Function):
 
 def _linear(nested: Any, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return the value of `linear` of a value."""
-    return jagged(nested._ragged_idx, _Linear.apply(nested._values, weight, bias), *layout_of(nested))
+    values = _Linear.apply(nested._values, weight, bias)  # type: ignore[no-untyped-call]
+    return jagged(nested._ragged_idx, values, *layout_of(nested))
 
 
 class _Total(torch.autograd.Function):
@@ -185,8 +188,8 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (values,) = ctx.saved_tensors
-        whole = torch.ones_like(values) * grad
-        return whole / values.numel() if ctx.is_mean else whole, None
+        spread = torch.ones_like(values) * grad
+        return spread / values.numel() if ctx.is_mean else spread, None
 
 
 class _Padded(torch.autograd.Function):
@@ -209,7 +212,7 @@ def _padded(nested: Any, padding: float, output_size: Sequence[int] | None = Non
     if output_size is not None:
         length = output_size[1]
     rows = values.reshape(values.size(0), -1)
-    padded: torch.Tensor = _Padded.apply(rows, nested._offsets, length, padding)
+    padded: torch.Tensor = _Padded.apply(rows, nested._offsets, length, padding)  # type: ignore[no-untyped-call]
     return padded.reshape(*padded.shape[:2], *values.shape[1:])
 
 
@@ -232,7 +235,7 @@ def formula(func: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
         return None
     if func is _aten.sum.default or func is _aten.mean.default:
         return lambda nested: _Total.apply(nested._values, func is _aten.mean.default)  # type: ignore[no-untyped-call]
-    if func is _aten.linear.default and args[0]._ragged_idx == 1:
+    if func is _aten.linear.default and args[0]._ragged_idx == 1 and args[0]._values.dim() > 1:
         return _linear
     if func is _aten.to_padded_tensor.default and args[0]._ragged_idx == 1:
         return _padded

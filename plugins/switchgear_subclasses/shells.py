@@ -80,7 +80,7 @@ class Subclass:
         return fits
 
     def parts_of(self, gradient: Any) -> Sequence[torch.Tensor | None]:
-        """Return the gradients of the inner tensors, given that of the tensor; raise `RuntimeError` for another kind."""
+        """Return the gradients of the inner tensors, given that of the tensor; raise for another kind."""
         if not (has_shell(gradient) and self.is_alike(shell_of(gradient))):
             raise RuntimeError(
                 f"the gradient of a {self.kind.__qualname__} from a compiled function is a "
@@ -143,12 +143,12 @@ class Jagged(Subclass):
         return fits
 
     def parts_of(self, gradient: Any) -> Sequence[torch.Tensor | None]:
-        """Return the gradients of the inner tensors, given that of the tensor; raise `RuntimeError` for another kind."""
+        """Return the gradients of the inner tensors, given that of the tensor; raise for another kind."""
         if type(gradient) is self.kind and gradient._ragged_idx == self.context:
             # the history of values matters where a gradient is differentiated
             values = gradient.values() if torch.is_grad_enabled() else gradient._values
             return (values, *(None,) * (len(self.names) - 1))
-        return super(Jagged, self).parts_of(gradient)
+        return super().parts_of(gradient)
 
 
 def _attributes(nested: Any) -> frozenset[str]:
