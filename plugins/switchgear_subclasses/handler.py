@@ -28,14 +28,7 @@ from switchgear_subclasses import torch_private as internals
 from switchgear_subclasses.changes import Attributes, attributes_of, refuse_changes, shelled_in
 from switchgear_subclasses.formulas import gradients_agree, own_parts
 from switchgear_subclasses.functions import of_inner_tensors
-from switchgear_subclasses.shells import (
-    Subclass,
-    has_shell,
-    inner_of,
-    opened,
-    plain_parts,
-    shell_of,
-)
+from switchgear_subclasses.shells import Subclass, has_shell, inner_of, opened, plain_parts, shell_of
 
 #: Attributes of a tensor that its stand-in does not share.
 _OWN = frozenset(map(getter, ("data", "grad", "grad_fn", "is_leaf", "_base", "_version")))
