@@ -319,6 +319,11 @@ def quantised() -> T:
     return torch.quantize_per_tensor(made(3, dtype=torch.float32), 0.1, 0, torch.qint8)
 
 
+def jagged_with_lengths() -> T:
+    offsets, lengths = torch.tensor([0, 3, 6]), torch.tensor([2, 1])
+    return torch.nested.nested_tensor_from_jagged(made(6), offsets, lengths)
+
+
 STRANGE: dict[str, tuple[Callable[[], T], str]] = {
     "sparse_coo": (lambda: made(3, 3).to_sparse(), "sparse_coo"),
     "sparse_csr": (lambda: made(3, 3).to_sparse_csr(), "sparse_csr"),
@@ -327,7 +332,7 @@ STRANGE: dict[str, tuple[Callable[[], T], str]] = {
     "mkldnn": (lambda: made(3, 3, dtype=torch.float32).to_mkldnn(), "mkldnn"),
     "quantised": (quantised, "quanti"),
     "nested": (lambda: torch.nested.nested_tensor([made(2), made(3)]), "nested"),
-    "jagged": (lambda: torch.nested.nested_tensor([made(2), made(3)], layout=torch.jagged), "NestedTensor"),
+    "jagged with lengths": (jagged_with_lengths, "NestedTensor"),
     "masked": (masked, "MaskedTensor"),
     "subclass": (subclass, "Marked"),
 }
@@ -359,7 +364,10 @@ MADE_INSIDE: dict[str, tuple[Function, str]] = {
     "quantised": (lambda x: torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8), "quanti"),
     "nested": (lambda x: torch.nested.nested_tensor([x, x]), "nested"),
     "nested, as": (lambda x: torch.nested.as_nested_tensor([x[0], x[1]]), "nested"),
-    "jagged": (lambda x: torch.nested.as_nested_tensor([x[0], x[1]], layout=torch.jagged), "[Nn]ested|jagged|storage"),
+    "jagged with lengths": (
+        lambda x: torch.nested.narrow(x, 1, 0, torch.tensor([1, 2, 1]), layout=torch.jagged),
+        "nested",
+    ),
     "subclass": (lambda x: (x * 2).as_subclass(Marked), "Marked|subclass"),
     "subclass within": (lambda x: ((x * 2).as_subclass(Marked) * 3).as_subclass(torch.Tensor), "Marked|subclass"),
 }

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import torch
+
+from switchgear_core import torch_private as internals
 from switchgear_core.errors import Unsupported
 from switchgear_core.record.signature import Argument, Arguments, Held, Kind, tensor_of
 from switchgear_core.record.sizes import Marks
@@ -45,6 +48,10 @@ class VaryingSizes:
         kind = call.kind
         if kind in self._fixed:
             return {}
+        for index, leaf in enumerate(call.leaves):
+            if isinstance(leaf, torch.Tensor) and (marked := internals.marked_dynamic(leaf)):
+                marks = self._marks.setdefault(kind, {})
+                marks[index] = marks.get(index, frozenset()) | marked
         differences = (_changed(entry, call.leaves) for entry in entries if entry.spec == call.spec)
         for place, dims in next(filter(None, differences), {}).items():
             if self._in_vain[place] < _PATIENCE:

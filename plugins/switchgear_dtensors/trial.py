@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from switchgear_core.errors import Unsupported
@@ -26,7 +24,7 @@ def run_on_replicas(trace: Trace, count: int | None) -> None:
     Raises:
         Unsupported: PyTorch has no such operator for DTensors, or a gradient of one would be a plain tensor.
     """
-    whole = {
+    names = {
         proxy.name
         for line in trace.bound_symbols
         if SHARDED in line.tags and line.symbol != MOVE
@@ -40,7 +38,7 @@ def run_on_replicas(trace: Trace, count: int | None) -> None:
 
     with internals.outside(), internals.new_local_mode():
         for proxy in trace.inputs:
-            define(proxy, proxy.name.removeprefix("g_") in whole)
+            define(proxy, proxy.name.removeprefix("g_") in names)
         for line in trace.bound_symbols:
             for proxy in line.inputs:
                 if proxy.name not in values:  # a constant
@@ -55,7 +53,7 @@ def run_on_replicas(trace: Trace, count: int | None) -> None:
                 define(proxy, is_whole)
     gradients = () if count is None else trace.outputs[count:]
     for argument, gradient in zip(trace.inputs, gradients, strict=False):
-        if gradient is not None and argument.name in whole and not _is_whole(values[gradient.name]):
+        if gradient is not None and argument.name in names and not _is_whole(values[gradient.name]):
             raise Unsupported("the gradient of a DTensor would be a plain tensor; call eager mode", splits=False)
 
 
@@ -63,15 +61,17 @@ def _is_whole(tensor: torch.Tensor) -> bool:
     return type(tensor) is internals.DTensor
 
 
-#: Part of the gradient of `max(dim)`, `topk` and the like, to which eager gives other placements.
-_PLACED_OTHERWISE = torch.ops.aten.scatter.src
+#: Part of the gradients of `max(dim)`, `gather` and the like, whose placements differ from eager's.
+_PLACED_OTHERWISE = torch.ops.aten.new_zeros.default
 
 
 def _run(line: BoundSymbol, values: dict[str, torch.Tensor]) -> None:
     args, kwargs = map_proxies(lambda proxy: values[proxy.name], (line.args, dict(line.kwargs)))
     if line.symbol.fn is _PLACED_OTHERWISE:
-        reason = "a gradient that scatters values has other placements in eager mode"
-        raise Unsupported(f"{reason}, at {line.source}; call max(), topk() and the like on a local tensor", splits=False)
+        reason = "a gradient made of zeros has other placements in eager mode"
+        raise Unsupported(
+            f"{reason}, at {line.source}; call max(), gather() and the like on a local tensor", splits=False
+        )
     try:
         results = line.symbol.fn(*args, **kwargs)
     except Exception as error:

@@ -45,7 +45,8 @@ def _without_sizes(graph: fx.GraphModule, inputs: Sequence[object]) -> tuple[lis
     for node, argument in zip(nodes, inputs, strict=True):
         # the inputs themselves may belong to the current call, whose sizes are numbers
         value = node.meta.get("example_value", argument)
-        shape: Sequence[object] = value.shape if isinstance(value, torch.Tensor) else ()
+        is_plain = isinstance(value, torch.Tensor) and not value.is_nested
+        shape: Sequence[object] = value.shape if is_plain else ()
         dims = [dim for dim, size in enumerate(shape) if isinstance(size, torch.SymInt)]
         if dims:
             dynamic[str(node.target)] = frozenset(dims)

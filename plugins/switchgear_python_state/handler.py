@@ -59,8 +59,8 @@ from switchgear_python_state.user_objects import (
 )
 from switchgear_python_state.writes import Write, changes
 
-#: Prefix of TorchDynamo's marks on tensors, as set by transformers' caches; no result depends on a mark.
-_MARKS = "_dynamo_"
+#: Prefixes of TorchDynamo's marks on tensors, as set by transformers' caches; no result depends on a mark.
+_MARKS = ("_dynamo_", "_has_dynamo_", "_specialize_on")
 
 
 @dataclass(slots=True, eq=False)

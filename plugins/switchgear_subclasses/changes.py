@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from switchgear_core.errors import Unsupported
-from switchgear_subclasses.shells import has_shell
+from switchgear_subclasses.shells import REMEMBERED, has_shell
 
 
 def shelled_in(value: object) -> Iterator[torch.Tensor]:
@@ -31,13 +31,18 @@ Attributes = list[tuple[torch.Tensor, dict[str, object]]]
 
 def attributes_of(tensor: torch.Tensor) -> Attributes:
     """Return the attributes of a tensor with a shell."""
-    return [(tensor, {**vars(tensor)})]
+    return [(tensor, _attributes(tensor))]
+
+
+def _attributes(tensor: torch.Tensor) -> dict[str, object]:
+    # PyTorch remembers the sizes that a class computes
+    return {name: value for name, value in vars(tensor).items() if name not in REMEMBERED}
 
 
 def refuse_changes(before: Attributes, result: object) -> None:
     """Refuse a function that changes or returns a tensor with a shell, which stands for another one of the user."""
     for tensor, attributes in before:
-        after = vars(tensor)
+        after = _attributes(tensor)
         if after.keys() != attributes.keys() or any(after[k] is not v for k, v in attributes.items()):
             raise Unsupported(
                 f"the function assigns an attribute of a {type(tensor).__qualname__}; make a new tensor",

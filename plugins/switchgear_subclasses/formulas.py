@@ -45,8 +45,15 @@ def gradients_agree(run: Run, func: Any, args: Any, kwargs: Any) -> bool:
                 map_tensors(lambda tensor: rebuilt(tensor, torch.clone), inner) if func._schema.is_mutable else inner
             )
             results = run(func, *copies)
-            parts = [[*plain_parts(tensor)] for tensor in tensors_in(inner)]
-            return expected == ours.gradients([*map(list, map(plain_parts, tensors_in(results)))], parts)
+            parts = [[*own_parts(tensor)] for tensor in tensors_in(inner)]
+            return expected == ours.gradients([*map(list, map(own_parts, tensors_in(results)))], parts)
+
+
+_aten = torch.ops.aten
+#: Operators with a `dim` that counts the dimensions of their first argument.
+_OF_DIMS = frozenset({_aten._softmax_backward_data.default, _aten._log_softmax_backward_data.default})
+#: The layouts of tensors of a subclass and of their inner tensors, of which a formula may name either.
+_LAYOUTS = (torch.strided, torch.jagged)
 
 
 class _Functions(TorchFunctionMode):
@@ -57,6 +64,8 @@ class _Functions(TorchFunctionMode):
         self._run = run
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is internals.GET_VALUES:
+            return args[0]._values
         is_inner = isinstance(func, internals.OpOverload) and any(map(has_shell, tensors_in((args, kwargs))))
         if not is_inner:
             return func(*args, **(kwargs or {}))
@@ -68,19 +77,66 @@ def _next(values: Iterator[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     return next(values)
 
 
-def rebuilt(tensor: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a tensor with a function applied to its inner tensors; of a plain tensor, the function's result."""
+def rebuilt(tensor: Any, function: Callable[[Any], Any], shared: Callable[[Any], Any] = lambda part: part) -> Any:
+    """Return a tensor with a function applied to its inner tensors; of a plain tensor, the function's result.
+
+    Args:
+        tensor: the tensor.
+        function: the function.
+        shared: the function for inner tensors that gradients share.
+    """
     if not has_shell(tensor):
         return function(tensor)
-    return shell_of(tensor).around([rebuilt(part, function) for part in inner_of(tensor)])
+    shell = shell_of(tensor)
+    pairs = zip(shell.names, inner_of(tensor), strict=True)
+    return shell.around([rebuilt(part, shared if name in shell.SHARED else function, shared) for name, part in pairs])
+
+
+def own_parts(tensor: Any) -> Iterator[torch.Tensor]:
+    """Yield the inner tensors that are of no subclass and that gradients do not share."""
+    if not has_shell(tensor):
+        yield tensor
+        return
+    shell = shell_of(tensor)
+    for name, part in zip(shell.names, inner_of(tensor), strict=True):
+        if name not in shell.SHARED:
+            yield from own_parts(part)
 
 
 def _given(func: Any, args: Any, kwargs: Any) -> dict[str, object]:
     """Return the arguments of an operator by name, without those that are the defaults."""
     declared = func._schema.arguments
     by_name = dict(zip((argument.name for argument in declared), args, strict=False)) | kwargs
+    if func in _OF_DIMS:
+        by_name["dim"] %= args[0].dim()
+    if by_name.get("layout") in _LAYOUTS:
+        del by_name["layout"]
+    if func is _aten._to_copy.default and by_name.get("device") == args[0].device:
+        del by_name["device"]
     defaults = {item.name: item.default_value for item in declared if item.has_default_value()}
     return {name: value for name, value in by_name.items() if name not in defaults or value != defaults[name]}
+
+
+@functools.cache
+def _views(func: Any) -> bool:
+    """Check whether the results of an operator are views of its first argument."""
+    returns = func._schema.returns
+    is_view = bool(returns) and all(item.alias_info is not None and not item.alias_info.is_write for item in returns)
+    return is_view or func is _aten._unsafe_view.default
+
+
+def _is_reinterpreted(view: torch.Tensor) -> bool:
+    """Check whether the elements of a view are others than those in memory."""
+    return view.is_conj() or view.is_neg()
+
+
+def _layout(tensor: torch.Tensor) -> str:
+    """Return the place of a tensor in its memory as text, in which symbolic sizes stay symbolic."""
+    sizes = [
+        (size, 0 if type(size) is int and size == 1 else stride)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
+    return f"{sizes} {tensor.storage_offset()}"
 
 
 class _Expressions(internals.DispatchMode):
@@ -90,6 +146,10 @@ class _Expressions(internals.DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._run, self._numbers = run, numbers
         self._values: dict[int, tuple[torch.Tensor, int]] = {}
+        #: The fakes of inner tensors that gradients share, by stand-in.
+        self._shared: dict[int, torch.Tensor] = {}
+        #: The tensors that others are views of, by these others.
+        self._roots: dict[int, torch.Tensor] = {}
         self._inputs = self._draws = 0
 
     def input(self, tensor: torch.Tensor, *, as_whole: bool) -> torch.Tensor:
@@ -102,7 +162,12 @@ class _Expressions(internals.DispatchMode):
             self._note(value, ("input", self._inputs))
             return value.requires_grad_(part.requires_grad and not (as_whole and has_shell(tensor)))
 
-        value: torch.Tensor = rebuilt(tensor, fake)
+        def shared(part: torch.Tensor) -> torch.Tensor:
+            if id(part) not in self._shared:
+                self._shared[id(part)] = internals.numbered(fake(part), part)
+            return self._shared[id(part)]
+
+        value: torch.Tensor = rebuilt(tensor, fake, shared)
         return value.requires_grad_(needs_grad) if as_whole else value
 
     def gradients(self, results: Any, inputs: list[list[torch.Tensor]]) -> list[list[object]]:
@@ -110,7 +175,7 @@ class _Expressions(internals.DispatchMode):
         outputs, grads, count = [], [], 0
         for result in tensors_in(results):
             leaves = []
-            for part in plain_parts(result):
+            for part in own_parts(result):
                 count += 1
                 leaves.append(torch.empty_like(part, requires_grad=False))
                 self._note(leaves[-1], ("gradient", count))
@@ -135,27 +200,50 @@ class _Expressions(internals.DispatchMode):
         if any(map(has_shell, tensors_in((args, kwargs)))):
             with self:
                 return self._run(func, args, kwargs)
-        key = [func, _given(func, *map_tensors(self._number, (args, kwargs)))]
+        result = func(*args, **kwargs)
+        results = [*tensors_in(result)]
+        if _views(func) and id(args[0]) in self._values and not any(map(_is_reinterpreted, results)):
+            for tensor in results:
+                self._note_view(tensor, self._roots.get(id(args[0]), args[0]))
+            return result
+        is_pointwise = torch.Tag.pointwise in func.tags
+        key = [func, map_tensors(self._scalar if is_pointwise else self._number, _given(func, args, kwargs))]
         if torch.Tag.nondeterministic_seeded in func.tags:
             self._draws += 1
             key.append(self._draws)
-        result = func(*args, **kwargs)
-        for place, tensor in enumerate(tensors_in(result)):
+        if is_pointwise:
+            key += map(_layout, results)
+        for place, tensor in enumerate(results):
             self._note(tensor, (repr(key), place))
         return result
 
+    def _note_view(self, tensor: torch.Tensor, root: torch.Tensor) -> None:
+        """Number a view by its place in the memory of the tensor that it is of."""
+        number = self._values[id(root)][1]
+        if _layout(tensor) == _layout(root) and tensor.dtype == root.dtype:
+            self._values[id(tensor)] = tensor, number
+        else:
+            self._note(tensor, ("view", number, tensor.dtype, _layout(tensor)))
+        self._roots[id(tensor)] = root
+
+    def _scalar(self, tensor: torch.Tensor) -> object:
+        """Return the number of an argument of a pointwise operator, which broadcasts a single element."""
+        root = self._roots.get(id(tensor), tensor)
+        return self._number(tensor if root.dim() else root)
+
     def _note(self, tensor: torch.Tensor, key: object) -> None:
         self._values[id(tensor)] = tensor, self._numbers.setdefault(key, len(self._numbers))
+        self._roots.pop(id(tensor), None)
 
     def _number(self, tensor: torch.Tensor) -> object:
         return f"value {self._values[id(tensor)][1]}" if id(tensor) in self._values else object()
 
     def _numbers_of(self, tensor: torch.Tensor, gradient: torch.Tensor | None) -> list[object]:
-        parts = [*plain_parts(tensor)]
+        parts = [*own_parts(tensor)]
         if gradient is None:
             return [None] * len(parts)
         if has_shell(gradient) != has_shell(tensor):
             return [object()]
         if has_shell(tensor) and not shell_of(tensor).is_alike(shell_of(gradient)):
             return [object()]
-        return [self._number(part) for part in plain_parts(gradient)]
+        return [self._number(part) for part in own_parts(gradient)]

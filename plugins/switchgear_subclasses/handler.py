@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,19 +23,12 @@ from switchgear_core.record.guards import Guard
 from switchgear_core.record.handler import PASS, Handler, getter
 from switchgear_core.record.recorder import Recorder, active_recorder
 from switchgear_core.record.signature import Argument, Closure, Held, Part
-from switchgear_core.record.tape import Tape
+from switchgear_subclasses import nested
 from switchgear_subclasses import torch_private as internals
 from switchgear_subclasses.changes import Attributes, attributes_of, refuse_changes, shelled_in
-from switchgear_subclasses.formulas import gradients_agree
+from switchgear_subclasses.formulas import gradients_agree, own_parts
 from switchgear_subclasses.functions import of_inner_tensors
-from switchgear_subclasses.shells import (
-    Subclass,
-    has_shell,
-    inner_of,
-    opened,
-    plain_parts,
-    shell_of,
-)
+from switchgear_subclasses.shells import Subclass, has_shell, inner_of, opened, plain_parts, shell_of
 
 #: Attributes of a tensor that its stand-in does not share.
 _OWN = frozenset(map(getter, ("data", "grad", "grad_fn", "is_leaf", "_base", "_version")))
@@ -51,7 +44,9 @@ class State:
         values: stand-ins, and placeholders of plain results, with their values.
         inner: values of subclasses, which their own code gets.
         attributes: of stand-ins for tensors from outside.
+        offsets: the positions of offsets of nested tensors among the inputs.
         is_used: whether there are any.
+        backends: the settings of attention around the jitted function.
     """
 
     stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
@@ -59,7 +54,9 @@ class State:
     values: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     inner: dict[int, torch.Tensor] = field(default_factory=dict)
     attributes: Attributes = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
     is_used: bool = False
+    backends: object = field(default_factory=internals.attention_backends)
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the value of a stand-in or placeholder, with its gradient; also of one around stand-ins."""
@@ -79,13 +76,13 @@ class Subclasses(Handler):
 
     def begin(self, recorder: Recorder) -> State:
         """Begin without tensors."""
-        state, tape, others = State(), recorder.tape, recorder.closed
+        state, others = State(), recorder.closed
 
         def closed(shell: Any, parts: Sequence[torch.Tensor]) -> torch.Tensor:
             if not isinstance(shell, Subclass):
                 return others(shell, parts)
             state.is_used = True
-            return _input(state, tape, shell, [*map(state.value_of, parts)])
+            return _input(recorder, state, shell, [*map(state.value_of, parts)])
 
         recorder.closed = closed
         return state
@@ -124,6 +121,10 @@ class Subclasses(Handler):
             # read by constructors of subclasses; later calls have inputs at the same places
             recorder.matters.offsets = True
             return recorder.tracker.proxy_of(recorder.adopted(call.args[0])).storage_offset
+        state = recorder.state(self)
+        answer = nested.before_inputs(recorder, call, lambda value: _result(recorder, state, value))
+        if answer is not PASS:
+            return answer
         tensors = instances_in(torch.Tensor, (call.args, call.kwargs))
         if not any(type(tensor) is not torch.Tensor and has_shell(tensor) for tensor in tensors):
             return PASS
@@ -132,8 +133,14 @@ class Subclasses(Handler):
                 f"{getattr(call.fn, '__self__', call.fn)} of a tensor of a subclass is read, in {recorder.here()}",
                 splits=False,
             )
-        state = recorder.state(self)
-        args, kwargs = map_tensors(lambda tensor: _from_outside(recorder, state, tensor), (call.args, call.kwargs))
+
+        def inside(tensor: torch.Tensor) -> torch.Tensor:
+            return _from_outside(recorder, state, tensor) if has_shell(tensor) else recorder.adopted(tensor)
+
+        args, kwargs = map_tensors(inside, (call.args, call.kwargs))
+        answer = nested.answer(recorder, replace(call, args=args, kwargs=kwargs), state.value_of, state.backends)
+        if answer is not PASS:
+            return answer
         kinds = _kinds((args, kwargs))
         if internals.subclass_functions_enabled():
             for kind in kinds:
@@ -150,6 +157,8 @@ class Subclasses(Handler):
     def finish(self, recorder: Recorder, result: Any) -> Any:
         """Return the result with gradients; refuse changes that no call repeats."""
         state = recorder.state(self)
+        if len(state.offsets) > 1:
+            recorder.guards.append(nested.guard_on_lengths(recorder, state.offsets))
         pairs = [(tensor, _from_outside(recorder, state, tensor)) for tensor in shelled_in(result)]
         refuse_changes(state.attributes, [stand_in for _, stand_in in pairs])
         return map_tensors(state.value_of, result) if pairs else result
@@ -166,19 +175,24 @@ def _stand_in(state: State, value: torch.Tensor) -> torch.Tensor:
     state.inner[id(value)] = value  # before its own code reads it
     if not _needs_grad(value):
         return value
-    parts = opened(value)
-    bare = [_stand_in(state, part) if has_shell(part) else part.detach() for part in parts]
-    stand_in = shell_of(value).around(bare)
+    parts, shell = opened(value), shell_of(value)
+    bare = [
+        _stand_in(state, part) if has_shell(part) else part if name in shell.SHARED else part.detach()
+        for name, part in zip(shell.names, parts, strict=True)
+    ]
+    stand_in = shell.around(bare)
     state.values[id(stand_in)] = stand_in, value
     return stand_in
 
 
-def _input(state: State, tape: Tape, shell: Subclass, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+def _input(recorder: Recorder, state: State, shell: Subclass, parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the stand-in for a tensor from outside, which requires grad as that does.
 
     Raises:
         Unsupported: the tensor has attributes that a tensor around other inner tensors lacks.
     """
+    if shell.kind is internals.NestedTensor:
+        nested.note_lengths(recorder, state.offsets, parts)
     stand_in: Any = _stand_in(state, shell.around(parts))
     if "_is_param" in shell.attributes:
         stand_in._is_param = True
@@ -186,11 +200,20 @@ def _input(state: State, tape: Tape, shell: Subclass, parts: Sequence[torch.Tens
         name, kind = min(missing), shell.kind.__qualname__
         raise Unsupported(f"a {kind} has the attribute {name}, which __tensor_unflatten__ does not set", splits=False)
     if shell.requires_grad:
-        with tape.paused(), internals.DisableTorchFunction():
+        with recorder.paused(), internals.DisableTorchFunction():
             stand_in.requires_grad_() if shell.is_leaf else internals.make_non_leaf(stand_in)
     state.attributes += attributes_of(stand_in)
     result: torch.Tensor = stand_in
     return result
+
+
+def _result(recorder: Recorder, state: State, value: torch.Tensor) -> torch.Tensor:
+    """Return the stand-in for a value that the function makes of tensors, with their gradients."""
+    stand_in = _stand_in(state, value)
+    if _needs_grad(value):
+        with recorder.paused(), internals.DisableTorchFunction():
+            internals.make_non_leaf(stand_in)
+    return stand_in
 
 
 def _needs_grad(tensor: torch.Tensor) -> bool:
@@ -224,7 +247,7 @@ def _from_outside(recorder: Recorder, state: State, tensor: torch.Tensor) -> tor
             for part in parts
         ]
         with recorder.isolation:
-            stand_in = _input(state, recorder.tape, shell, inner)
+            stand_in = _input(recorder, state, shell, inner)
         if not isinstance(origin, Part):
             recorder.guards.append(_guard(shell, origin, len(recorder.guards)))
     state.stand_ins[id(tensor)] = tensor, stand_in
@@ -248,6 +271,8 @@ class _Operators(internals.DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         recorder, state = self._recorder, self._state
+        if func in nested.METADATA:
+            return called(func, args, kwargs or {})  # asked by PyTorch's C code, which takes no errors
         tensors = [*tensors_in((args, kwargs))]
         if torch.is_grad_enabled() and any(
             has_shell(one) and one.requires_grad and not _needs_grad(state.value_of(one)) for one in tensors
@@ -262,9 +287,13 @@ class _Operators(internals.DispatchMode):
         kinds = _kinds((args, kwargs))
         if kinds and torch.Tag.inplace_view in func.tags:
             raise Unsupported(f"{func} changes the sizes of a {kinds[0].__qualname__} in place, in {recorder.here()}")
-        self._check_gradient(func, kinds, args, kwargs)
+        needs_grad = torch.is_grad_enabled() and any(map(_needs_grad, tensors_in((args, kwargs))))
+        run = nested.formula(func, args, kwargs) if needs_grad else None
+        if run is None:
+            self._check_gradient(func, kinds, args, kwargs)
         with internals.back_inside(recorder.tape.dispatch_state), recorder.reopened():
-            result = called(func, args, kwargs)
+            result = called(func, args, kwargs) if run is None else run(*args, **kwargs)
+            nested.refuse_copied_offsets([*tensors_in((args, kwargs))], [*tensors_in(result)], recorder.here)
 
             def returned(tensor: torch.Tensor) -> torch.Tensor:
                 return stand_ins[id(tensor)] if id(tensor) in stand_ins else self._placeholder(tensor)
@@ -280,7 +309,7 @@ class _Operators(internals.DispatchMode):
         if func._schema.is_mutable:
             key = internals.storage_key
             inputs = {key(entry.wrapper) for entry in recorder.inputs if needs_grad or entry.proxy.requires_grad}
-            if not inputs.isdisjoint(map(key, plain_parts(args[0]))):
+            if not inputs.isdisjoint(map(key, own_parts(args[0]))):
                 reason = "writes to an input"
             elif needs_grad and not _needs_grad(args[0]):
                 reason = "writes to one that does not"

@@ -6,11 +6,11 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from switchgear_core import torch_private as internals
+from switchgear_subclasses import torch_private as internals
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class Subclass:
     attributes: frozenset[str]
     #: The shells of the inner tensors; None for plain ones.
     inner: tuple[Subclass | None, ...]
+    #: The attributes of inner tensors without gradients, which gradients share with their tensor.
+    SHARED: ClassVar[frozenset[str]] = frozenset()
 
     def is_alike(self, other: Subclass) -> bool:
         """Check whether another tensor is rebuilt by the same call, whether or not it requires grad."""
@@ -44,6 +46,11 @@ class Subclass:
         """Return a tensor of the subclass with other inner tensors, without history."""
         inner = dict(zip(self.names, parts, strict=True))
         return self.kind.__tensor_unflatten__(inner, self.context, self.size, self.stride)  # type: ignore[no-any-return]
+
+    def detached(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return inner tensors without history."""
+        pairs = zip(self.names, parts, strict=True)
+        return [part if name in self.SHARED else part.detach() for name, part in pairs]
 
     def closed(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a tensor of the subclass; its gradient flows to the inner tensors."""
@@ -72,15 +79,97 @@ class Subclass:
 
         return fits
 
+    def parts_of(self, gradient: Any) -> Sequence[torch.Tensor | None]:
+        """Return the gradients of the inner tensors, given that of the tensor; raise for another kind."""
+        if not (has_shell(gradient) and self.is_alike(shell_of(gradient))):
+            raise RuntimeError(
+                f"the gradient of a {self.kind.__qualname__} from a compiled function is a "
+                f"{type(gradient).__qualname__} of another kind; call the original function"
+            )
+        return opened(gradient)
+
     def opening(self) -> Callable[[Any], Any]:
         """Return a function from such a tensor to its inner tensors."""
         # a tuple also for a single name
         return opened if self.requires_grad else attrgetter(*self.names, self.names[0])
 
 
+#: Keys of the cached lengths of a nested tensor, and the attributes of tensors with these as their sizes.
+_KEYS = "min_seqlen", "max_seqlen"
+_CACHED = "_min_seqlen_tensor", "_max_seqlen_tensor"
+REMEMBERED = frozenset(
+    {"_sym_sizes_capsule", "_sym_sizes_capsule_len", "_sym_strides_capsule", "_sym_strides_capsule_len"}
+)
+
+
+class Jagged(Subclass):
+    """A nested tensor of the jagged layout without its inner tensors, which determine its sizes."""
+
+    __slots__ = ()
+    SHARED = frozenset({"_offsets", *_CACHED})
+
+    @classmethod
+    def of(cls, tensor: Any) -> Jagged:
+        """Return the shell of a nested tensor of the jagged layout."""
+        names = tuple(tensor.__tensor_flatten__()[0])
+        layout = torch.Size(()), (), tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf
+        return cls(type(tensor), names, tensor._ragged_idx, *layout, _attributes(tensor), (None,) * len(names))
+
+    @staticmethod
+    def parts(tensor: Any) -> tuple[torch.Tensor, ...]:
+        """Return the inner tensors of a nested tensor."""
+        cached = [part for key in _KEYS if (part := tensor._metadata_cache.get(key)) is not None]
+        return (tensor._values, tensor._offsets, *cached)
+
+    def around(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return a nested tensor with other inner tensors, without history."""
+        inner = dict(zip(self.names, parts, strict=True))
+        cached = [inner.get(name) for name in _CACHED]
+        return jagged(self.context, inner["_values"], inner["_offsets"], *cached)  # type: ignore[arg-type]
+
+    def checking(self) -> Callable[[Any], bool]:
+        """Return a function that checks whether a tensor differs at most in its inner tensors."""
+        cached = [key for key, name in zip(_KEYS, _CACHED, strict=True) if name in self.names]
+
+        def fits(tensor: Any) -> bool:
+            if type(tensor) is not self.kind or tensor._lengths is not None or tensor._ragged_idx != self.context:
+                return False
+            if [key for key in _KEYS if tensor._metadata_cache.get(key) is not None] != cached:
+                return False
+            with internals.DisableTorchFunction():
+                grad = tensor.requires_grad, tensor.is_leaf
+            return grad == (self.requires_grad, self.is_leaf) and _attributes(tensor) == self.attributes
+
+        return fits
+
+    def parts_of(self, gradient: Any) -> Sequence[torch.Tensor | None]:
+        """Return the gradients of the inner tensors, given that of the tensor; raise for another kind."""
+        if type(gradient) is self.kind and gradient._ragged_idx == self.context:
+            # the history of values matters where a gradient is differentiated
+            values = gradient.values() if torch.is_grad_enabled() else gradient._values
+            return (values, *(None,) * (len(self.names) - 1))
+        return super().parts_of(gradient)
+
+
+def _attributes(nested: Any) -> frozenset[str]:
+    """Return the names of all attributes but those by which PyTorch remembers sizes that a class computes."""
+    return frozenset(vars(nested)) - REMEMBERED
+
+
+def jagged(ragged_idx: int, values: Any, offsets: Any, *cached: torch.Tensor | None) -> torch.Tensor:
+    """Return a nested tensor of the jagged layout, without history; `cached` are its least and its greatest length."""
+    pairs = zip(_KEYS, cached, strict=True)
+    cache = {key: part for key, part in pairs if part is not None}
+    offsets = internals.numbered(offsets)
+    with internals.DisableTorchFunction():
+        return internals.NestedTensor(values, offsets, _ragged_idx=ragged_idx, _metadata_cache=cache)  # type: ignore[no-any-return]
+
+
 def inner_of(value: Any) -> tuple[Any, ...]:
     """Return the inner tensors of a tensor that PyTorch flattens into strided tensors; of any other value, none."""
     kind = type(value)
+    if kind is internals.NestedTensor:
+        return Jagged.parts(value) if value._lengths is None else ()
     if not (hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")):
         return ()
     with internals.DisableTorchFunction():
@@ -93,12 +182,16 @@ def inner_of(value: Any) -> tuple[Any, ...]:
 
 def has_shell(value: Any) -> bool:
     """Check whether a value is a tensor of a subclass that PyTorch flattens into strided tensors."""
+    if type(value) is internals.NestedTensor:  # without its parts, for speed
+        return value._lengths is None
     return bool(inner_of(value))
 
 
 def shell_of(tensor: Any) -> Subclass:
     """Return the shell of a tensor that has one."""
     with internals.DisableTorchFunction():
+        if type(tensor) is internals.NestedTensor:
+            return Jagged.of(tensor)
         names, context = tensor.__tensor_flatten__()
         layout = tensor.size(), tensor.stride(), tensor.dtype, tensor.device
         grad = tensor.requires_grad, tensor.is_leaf
@@ -138,19 +231,25 @@ class _Opened(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tensor: Any) -> tuple[torch.Tensor, ...]:
-        ctx.shell = shell_of(tensor)
-        parts = [part.detach() for part in inner_of(tensor)]
-        ctx.mark_non_differentiable(*[part for part in parts if not _has_gradient(part)])
+        shell = ctx.shell = shell_of(tensor)
+        parts = shell.detached(inner_of(tensor))
+        # not saved: a hook may replace a saved tensor
+        ctx.shared = [part if name in shell.SHARED else None for name, part in zip(shell.names, parts, strict=True)]
+        own = [part for part, shared in zip(parts, ctx.shared, strict=True) if shared is None]
+        constant = [part for part in own if not _has_gradient(part)]
+        ctx.mark_non_differentiable(*constant, *[part for part in ctx.shared if part is not None])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*parts)
+        ctx.save_for_backward(*own)
         return tuple(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> torch.Tensor | None:
         if all(grad is None for grad in grads):
             return None
-        pairs = zip(grads, ctx.saved_tensors, strict=True)
-        defined = [torch.zeros_like(part) if grad is None else grad for grad, part in pairs]
+        own, defined = iter(ctx.saved_tensors), []
+        for grad, shared in zip(grads, ctx.shared, strict=True):
+            part = next(own) if shared is None else shared
+            defined.append(grad if grad is not None else part if part is shared else torch.zeros_like(part))
         shell: Subclass = ctx.shell
         return shell.closed(defined)
 
@@ -162,18 +261,13 @@ class _Closed(torch.autograd.Function):
     def forward(ctx: Any, shell: Subclass, *parts: torch.Tensor) -> torch.Tensor:
         ctx.shell = shell
         ctx.set_materialize_grads(False)
-        return shell.around([part.detach() for part in parts])
+        return shell.around(shell.detached(parts))
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
         if grad is None:
             return (None,) * (1 + len(ctx.shell.names))
-        if not (has_shell(grad) and ctx.shell.is_alike(shell_of(grad))):
-            raise RuntimeError(
-                f"the gradient of a {ctx.shell.kind.__qualname__} from a compiled function is a "
-                f"{type(grad).__qualname__} of another kind; call the original function"
-            )
-        return (None, *opened(grad))
+        return (None, *ctx.shell.parts_of(grad))
 
 
 def _has_gradient(tensor: torch.Tensor) -> bool:

@@ -1396,6 +1396,13 @@ def test_products_of_matrices_decide_nothing(environment: Any, fn: Callable[...,
     assert {text for text, _ in internals.decided(environment)} <= {"s0 != 3"}
 
 
+def test_marked_dynamic() -> None:
+    x = torch.ones(2, 3, 4)
+    assert internals.marked_dynamic(x) == frozenset()
+    torch._dynamo.mark_dynamic(x, [0, 2])
+    assert internals.marked_dynamic(x) == {0, 2}
+
+
 def test_tensor_guards_leave_out_sizes_and_strides() -> None:
     check = internals.tensor_guards([torch.empty(3, 4)], [[None, 4]], [[4, 1]])
     assert check(torch.empty(3, 4))

@@ -63,3 +63,11 @@ def test_a_number_is_symbolic_four_times_in_vain() -> None:
         assert sizes.notice(call(x), [entry(x, numbers=("self.n",))]) == {"self.n": {0}}
         sizes.decide(kind, ["self.n"])
     assert sizes.marks(kind) == sizes.notice(call(x), [entry(x, numbers=("self.n",))]) == {}
+
+
+def test_marked_dimensions_are_symbolic_at_once() -> None:
+    sizes = VaryingSizes()
+    x, y = torch.ones(2, 3), torch.ones(4, 3)
+    torch._dynamo.mark_dynamic(y, 0)
+    assert sizes.notice(call(x, y), []) == {1: {0}}
+    assert sizes.notice(call(torch.ones(5, 3), y), [entry(x, y)]) == {0: {0}, 1: {0}}

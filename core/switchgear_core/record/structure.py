@@ -201,8 +201,8 @@ def flatten(
         else:
             flat.append(leaf)
             continue
-        whole = [value for value in values if value is leaf]  # a value of its class has no parts
-        inner_leaves, inner = (whole, _LEAF) if whole else flatten(values, objects=objects)
+        itself = [value for value in values if value is leaf]  # a value of its class has no parts
+        inner_leaves, inner = (itself, _LEAF) if itself else flatten(values, objects=objects)
         records.append((index, kind, names, inner))
         flat.extend(inner_leaves)
     return flat, Structure(spec, tuple(records))

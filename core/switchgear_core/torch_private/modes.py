@@ -163,6 +163,11 @@ def autocast_key() -> tuple[object, ...]:
     return (torch.is_autocast_cache_enabled(), *dtypes)
 
 
+def marked_dynamic(tensor: torch.Tensor) -> frozenset[int]:
+    """Return the dimensions marked by `torch._dynamo.mark_dynamic`, as PyTorch does for cached lengths."""
+    return frozenset(vars(tensor).get("_dynamo_dynamic_indices", ()))
+
+
 def tensor_guards(
     tensors: list[torch.Tensor],
     sizes: Any = None,

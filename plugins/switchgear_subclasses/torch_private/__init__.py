@@ -11,25 +11,38 @@ import torch
 from switchgear_core.torch_private.autograd import make_non_leaf
 from switchgear_core.torch_private.fakes import OpOverload
 from switchgear_core.torch_private.functionalize import functionalize_keys, is_wrapper, storage_key, unwrap, wrap
-from switchgear_core.torch_private.modes import DisableTorchFunction, DispatchMode, dispatch_from_top, function_modes_on
+from switchgear_core.torch_private.modes import (
+    DisableTorchFunction,
+    DispatchMode,
+    attention_backends,
+    dispatch_from_top,
+    function_modes_on,
+    tensor_guards,
+)
 from switchgear_core.torch_private.names import private
+from switchgear_subclasses.torch_private.jagged import GET_VALUES, NestedTensor, numbered
 
 _disable_current_modes: Any = private("torch.utils._python_dispatch._disable_current_modes")
 
 __all__ = [
     "DISABLED",
+    "GET_VALUES",
     "DisableTorchFunction",
     "DispatchMode",
+    "NestedTensor",
     "OpOverload",
     "above_subclasses",
+    "attention_backends",
     "back_inside",
     "dispatch_from_top",
     "function_modes_on",
     "is_wrapper",
     "make_non_leaf",
+    "numbered",
     "outside",
     "storage_key",
     "subclass_functions_enabled",
+    "tensor_guards",
     "unwrap",
     "wrap",
 ]
