@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import replace
 
-from switchgear_core.ir.symbol import EXACT, changed
+from switchgear_core.ir.symbol import EXACT, BoundSymbol, changed
 from switchgear_core.ir.trace import Trace
 from switchgear_core.registry.hookspecs import PassContext
 
@@ -23,10 +23,9 @@ def check(trace: Trace, context: PassContext) -> Trace:
 
 def mark(trace: Trace, context: PassContext) -> Trace:
     """Leave lines with DTensors, and lines of their gradients, to PyTorch: other executors get plain tensors alone."""
-    lines = [
-        changed(line, tags=line.tags | {EXACT})
-        if SHARDED in line.tags or any(SHARDED in link.forward.tags for link in line.links)
-        else line
-        for line in trace.bound_symbols
-    ]
-    return replace(trace, bound_symbols=tuple(lines))
+    lines = [changed(line, tags=line.tags | {EXACT}) if _is_sharded(line) else line for line in trace.bound_symbols]
+    return replace(trace, bound_symbols=tuple(lines)) if any(map(_is_sharded, lines)) else trace
+
+
+def _is_sharded(line: BoundSymbol) -> bool:
+    return SHARDED in line.tags or any(SHARDED in link.forward.tags for link in line.links)
