@@ -22,6 +22,7 @@ from switchgear_core.patches import redirected, together
 from switchgear_core.record.call import Call
 from switchgear_core.record.handler import PASS, Handler, getter
 from switchgear_core.record.recorder import Recorder, active_recorder
+from switchgear_core.torch_private import pytree
 from switchgear_dtensors.marks import SHARDED
 
 #: Functions and attributes of a tensor whose result its stand-in does not share.
@@ -92,10 +93,11 @@ class DTensors(Handler):
         placed = _placed()
         if placed is None:
             return PASS
-        state, dtensor = self._state(recorder), placed.internals.DTensor
+        states, dtensor = recorder.state(self), placed.internals.DTensor
         tensors = [*tensors_in((call.args, call.kwargs))]
-        if not any(type(tensor) is dtensor or state.is_local(tensor) for tensor in tensors):
+        if not any(type(one) is dtensor or (states and states[0].is_local(one)) for one in tensors):
             return PASS
+        state = self._state(recorder)
         here = recorder.here
         if call.fn in _OWN:
             name = getattr(call.fn, "__self__", call.fn)
@@ -118,7 +120,8 @@ class DTensors(Handler):
         if not states:
             return result
         states[0].refuse_writes(recorder)
-        return map_tensors(states[0].value_of, result)
+        leaves, spec = pytree.tree_flatten(result)  # a class of containers stays
+        return pytree.tree_unflatten([states[0].value_of(leaf) for leaf in leaves], spec)
 
     def _state(self, recorder: Recorder) -> Any:
         states: list[Any] = recorder.state(self)

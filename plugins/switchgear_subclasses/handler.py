@@ -23,6 +23,7 @@ from switchgear_core.record.guards import Guard
 from switchgear_core.record.handler import PASS, Handler, getter
 from switchgear_core.record.recorder import Recorder, active_recorder
 from switchgear_core.record.signature import Argument, Closure, Held, Part
+from switchgear_core.torch_private import pytree
 from switchgear_subclasses import nested
 from switchgear_subclasses import torch_private as internals
 from switchgear_subclasses.changes import Attributes, attributes_of, refuse_changes, shelled_in
@@ -161,7 +162,11 @@ class Subclasses(Handler):
             recorder.guards.append(nested.guard_on_lengths(recorder, state.offsets))
         pairs = [(tensor, _from_outside(recorder, state, tensor)) for tensor in shelled_in(result)]
         refuse_changes(state.attributes, [stand_in for _, stand_in in pairs])
-        return map_tensors(state.value_of, result) if pairs else result
+        if not pairs:
+            return result
+        leaves, spec = pytree.tree_flatten(result)  # a class of containers stays
+        values = [state.value_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        return pytree.tree_unflatten(values, spec)
 
 
 def _kinds(value: object) -> tuple[Any, ...]:

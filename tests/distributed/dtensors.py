@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,8 @@ def summary(value: Any) -> Any:
     """The local values, the placements and the strides of tensors in a nest."""
     if isinstance(value, DTensor):
         return summary(value.to_local().detach()), str(value.placements), value.stride()
+    if isinstance(value, dict):
+        return type(value).__name__, summary([*value.values()])
     if isinstance(value, Tensor):
         return value.detach().double().tolist(), str(value.dtype), value.stride()
     return [*map(summary, value)] if isinstance(value, (tuple, list)) else value
@@ -45,6 +48,8 @@ def summary(value: Any) -> Any:
 def loss(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return sum(map(loss, value))
+    if isinstance(value, dict):
+        return loss([*value.values()])
     return (value.to_local() if isinstance(value, DTensor) else value).float().square().sum()
 
 
@@ -188,6 +193,7 @@ CASES: dict[str, tuple[Make, str | None]] = {
     "views": (of_one(lambda x: x.view(4, 2, 2).transpose(1, 2).reshape(4, 4).sin()), None),
     "lists": (of_one(lambda x: [part.sin() for part in torch.cat([x, x * 2], 1).split(2, 1)]), None),
     "in place": (of_one(lambda x: (x * 2).relu_()), None),
+    "a class of results": (of_one(lambda x: OrderedDict(y=x * 2)), None),
     "returned": (of_one(lambda x: (x, x * 2)), None),
     "detached": (of_one(lambda x: x.detach() * x), None),
     "cast": (of_one(lambda x: x.to(torch.float64) * 2), None),
