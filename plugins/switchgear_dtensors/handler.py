@@ -62,7 +62,8 @@ class DTensors(Handler):
             placed = _placed()
             if placed is None or not isinstance(shell, placed.Placed):
                 return others(shell, parts)
-            return self._state(recorder).input(recorder, shell, parts[0])  # type: ignore[no-any-return]
+            at_work: Any = active_recorder()  # not `recorder`, which holds this function
+            return self._state(at_work).input(at_work, shell, parts[0])  # type: ignore[no-any-return]
 
         recorder.closed = closed
         return []

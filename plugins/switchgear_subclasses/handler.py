@@ -83,7 +83,8 @@ class Subclasses(Handler):
             if not isinstance(shell, Subclass):
                 return others(shell, parts)
             state.is_used = True
-            return _input(recorder, state, shell, [*map(state.value_of, parts)])
+            at_work: Any = active_recorder()  # not `recorder`, which holds this function
+            return _input(at_work, state, shell, [*map(state.value_of, parts)])
 
         recorder.closed = closed
         return state
