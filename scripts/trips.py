@@ -34,7 +34,7 @@ import torch
 
 import switchgear as sg
 
-#: Limits, which may only fall; raised once, for tensors with inner tensors.
+#: Limits, which may only fall; raised for tensors with inner tensors, and for DTensors.
 MOST_STAYS, MOST_CLIMBS = 91, 31
 MOST_STAYS_OF_A_RULE, MOST_CLIMBS_OF_A_RULE = 17, 4
 MOST_FILES_OF_A_HIT = 4
