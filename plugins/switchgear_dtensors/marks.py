@@ -24,7 +24,7 @@ def check(trace: Trace, context: PassContext) -> Trace:
 def mark(trace: Trace, context: PassContext) -> Trace:
     """Leave lines with DTensors, and lines of their gradients, to PyTorch: other executors get plain tensors alone."""
     lines = [changed(line, tags=line.tags | {EXACT}) if _is_sharded(line) else line for line in trace.bound_symbols]
-    return replace(trace, bound_symbols=tuple(lines)) if any(map(_is_sharded, lines)) else trace
+    return trace if lines == [*trace.bound_symbols] else replace(trace, bound_symbols=tuple(lines))
 
 
 def _is_sharded(line: BoundSymbol) -> bool:
