@@ -30,7 +30,7 @@ def modules_guard(
     The key has their ids, so all must still exist.
     """
     key, everywhere = modules_key(parts), internals.global_module_hooks()
-    if any_hooks(parts) or any("training" not in part.__dict__ for part in parts):
+    if any(everywhere) or any("training" not in part.__dict__ for part in parts):
         references = [*map(Known, parts)]
         return lambda: modules_key(still_there(references)) == key
     forwards = [(getter, getter()) for part in parts for getter in _own_forwards(part)]
@@ -41,6 +41,7 @@ def modules_guard(
             part.training,
             [*map(id, part._modules.values())],
             None if "forward" in state else "forward",
+            _hooks_of(state),
         )
         for part in parts
         for state in (part.__dict__,)
@@ -64,13 +65,16 @@ def modules_guard(
         return not any(everywhere)
 
     def same() -> bool:
-        for state, training, children, forward in states:
-            if (
-                state["training"] is not training
-                or state["_forward_hooks"]
+        for state, training, children, forward, hooks in states:
+            has_hooks = (
+                state["_forward_hooks"]
                 or state["_forward_pre_hooks"]
                 or state["_backward_hooks"]
                 or state["_backward_pre_hooks"]
+            )
+            if (
+                state["training"] is not training
+                or ((hooks or has_hooks) and _hooks_of(state) != hooks)
                 or forward in state
                 or len(state["_modules"]) != len(children)
                 or (children and [*map(id, state["_modules"].values())] != children)
@@ -123,12 +127,16 @@ class _Versions:
         self._empty = [slot for slot in slots if not slot]
         self._filled = [slot for slot in slots if slot]
         self._count = sum(map(len, self._filled))
+        # `move_to_end` changes neither version nor length
+        self._hooks = [state[name] for state in states for name in _HOOKS if state[name]]
+        self._hook_ids = [*map(tuple, self._hooks)]
 
     def check(self) -> bool:
         if (
             self._not_written()
             and not any(self._empty)
             and sum(map(len, self._filled)) == self._count
+            and [*map(tuple, self._hooks)] == self._hook_ids
         ):
             return self._light()
         if not self._full():
@@ -154,11 +162,11 @@ def is_uninitialised(module: torch.nn.Module) -> bool:
 
 def any_hooks(parts: Iterable[torch.nn.Module]) -> bool:
     """Check whether a module of `parts` has hooks, or global module hooks exist."""
-    return any(internals.global_module_hooks()) or any(map(_part_hooks, parts))
+    return any(internals.global_module_hooks()) or any(_hooks_of(vars(part)) for part in parts)
 
 
-def _part_hooks(part: torch.nn.Module) -> list[tuple[Any, ...]]:
-    return [tuple(part.__dict__[name]) for name in _HOOKS if part.__dict__[name]]
+def _hooks_of(state: dict[str, Any]) -> list[tuple[Any, ...]]:
+    return [tuple(state[name]) for name in _HOOKS if state[name]]
 
 
 def _own_forwards(part: torch.nn.Module) -> list[Callable[[], Any]]:
@@ -185,5 +193,5 @@ def _part_key(part: torch.nn.Module) -> tuple[Any, ...]:
         *[getter() for getter in _own_forwards(part)],
         *children,
         *slots,
-        *_part_hooks(part),
+        *_hooks_of(vars(part)),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import itemgetter
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,9 +39,7 @@ from switchgear_frontend.session import Captured
 from switchgear_runtime.modes import same_modes
 from switchgear_runtime.module_state import modules_guard
 
-_IS_VIEW = torch.Tensor._is_view
-
-
+_IS_VIEW: Callable[..., bool] = torch.Tensor._is_view
 #: The result of a call that an entry does not fit.
 MISS: Any = type("Miss", (), {})()
 
@@ -281,7 +279,11 @@ def _fetched(
         scope[f"find{number}"] = source.fetch
         return f"find{number}({_fetched(source.of, number, scope, owners)})"
     if isinstance(source, Held):
-        scope[f"fetch{number}"] = source.fetch
+        is_entry = type(source) is Held and type(source.owner) is dict and len(source.steps) == 1
+        of_entry = is_entry and not source.tied
+        scope[f"fetch{number}"] = (
+            partial(source.owner.get, *source.steps) if of_entry else source.fetch
+        )
         return f"fetch{number}({f'a{source.owner.index}' if isinstance(source.owner, Argument) else ''})"
     holder = source.holder()
     if source.tied or holder is None:
@@ -325,12 +327,10 @@ def _relation_guards(captured: Captured, tensors: Sequence[torch.Tensor]) -> Ite
         )
     if captured.matters.bases and grown:
         why = "which inputs are views of tensors that do not require grad"
-        pick = itemgetter(*grown, grown[0])  # a tuple also for a single index
-        yield guard(
-            "constants",
-            why,
-            lambda inputs: any(map(is_view_of_constant, filter(_IS_VIEW, pick(inputs)))),
-        )
+        then = any(map(is_view_of_constant, tensors))
+        views = "any(map(is_view, inputs)) and any(map(is_view_of_constant, inputs))"
+        functions = {"is_view": _IS_VIEW, "is_view_of_constant": is_view_of_constant}
+        yield Guard(f"({views}) == {then}", why, functions)
     bases = [index for index, source in enumerate(captured.sources) if isinstance(source, Base)]
     if bases:
         yield guard(
