@@ -1,4 +1,7 @@
-"""Distributed tensors: a `DTensor` is one value of a trace, and PyTorch runs each operator on it. A part."""
+"""Distributed tensors: a `DTensor` is one value of a trace. A part.
+
+PyTorch runs each operator on it, or on its local tensor where that is all that PyTorch would do.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from switchgear_core.record.handler import Feature
 from switchgear_core.record.shell import KNOWN_SHELLS
 from switchgear_core.registry.hookspecs import PassPlacement, hookimpl
 from switchgear_dtensors.handler import DTensors, shell_of
-from switchgear_dtensors.marks import check, mark
+from switchgear_dtensors.marks import check, join, mark
 
 KNOWN_SHELLS.append(shell_of)
 
@@ -23,4 +26,5 @@ def switchgear_passes() -> list[PassPlacement]:
     return [
         PassPlacement("check_dtensors", "before_partition", check),
         PassPlacement("mark_dtensors", "before_claim", mark),
+        PassPlacement("join_dtensors", "after_claim", join),
     ]

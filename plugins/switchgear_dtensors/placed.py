@@ -15,7 +15,7 @@ from switchgear_core.ir.proxy import TensorProxy
 from switchgear_core.ir.symbol import Symbol
 from switchgear_core.record.guards import Guard
 from switchgear_core.record.recorder import Recorder, active_recorder
-from switchgear_core.record.signature import PLAIN_TENSORS, Argument, Closure, Held
+from switchgear_core.record.signature import PLAIN_TENSORS, Closure
 from switchgear_core.record.values import metadata_proxy
 from switchgear_dtensors import torch_private as internals
 from switchgear_dtensors.marks import SHARDED
@@ -40,13 +40,19 @@ class Placed:
         """Return a function that checks whether a tensor has the same mesh, placements and local layout."""
         kind, spec_of, local_of = internals.DTensor, internals.spec_of, internals.local_of
         spec, shape, stride, is_parameter = self.spec, self.local_shape, self.local_stride, self.is_parameter
+        check: Callable[[object], bool] | None = None
 
         def fits(tensor: Any) -> bool:
+            nonlocal check
             if type(tensor) is not kind or ((now := spec_of(tensor)) is not spec and now != spec):
                 return False
             local = local_of(tensor)
-            is_alike = local.shape == shape and local.stride() == stride and type(local) in _LOCAL
-            return is_alike and getattr(tensor, "_is_param", False) == is_parameter
+            if check is None or not check(local):
+                if local.shape != shape or local.stride() != stride or type(local) not in _LOCAL:
+                    return False
+                if check is None:  # outside of the capture, whose state of dispatch the check would remember
+                    check = internals.tensor_guards([local])
+            return getattr(tensor, "_is_param", False) == is_parameter
 
         return fits
 
@@ -173,17 +179,11 @@ class State:
         origin = recorder.origin(recorder, tensor)
         stand_in = self.input(recorder, shell, recorder.adopted(tensor))
         if not isinstance(origin, Closure):
-            recorder.guards.append(_guard(shell, origin, len(recorder.guards)))
+            place = next(place for place, entry in enumerate(recorder.inputs) if entry.tensor is tensor)
+            why, name = f"{origin}, a DTensor,", f"placed{place}"
+            recorder.guards.append(Guard(f"{name}(inputs[{place}])", why, {name: shell.checking()}))
         self.stand_ins[id(tensor)] = tensor, stand_in
         return stand_in
-
-
-def _guard(shell: Placed, origin: Any, number: int) -> Guard:
-    """Return the guard on a DTensor from outside."""
-    owner = origin.owner if isinstance(origin, Held) else None
-    argument = f"a{owner.index}" if isinstance(owner, Argument) else ""
-    name, scope = f"placed{number}", {f"placed{number}": shell.checking(), f"fetch_placed{number}": origin.fetch}
-    return Guard(f"{name}(fetch_{name}({argument}))", f"{origin}, a DTensor,", scope)
 
 
 class _Context(SimpleNamespace):

@@ -157,6 +157,11 @@ def autocast(mesh: DeviceMesh) -> Any:
     return torch.autocast("cpu", torch.bfloat16)(model), (torch.randn(2, 4, 8, requires_grad=True),)
 
 
+def vocabulary(mesh: DeviceMesh) -> Any:
+    model: Any = parallelize_module(nn.Embedding(6, 4), mesh, RowwiseParallel(input_layouts=Replicate()))
+    return (lambda x: model(x).sin()), (torch.arange(5),)
+
+
 def added(mesh: DeviceMesh, other: Callable[[], Any]) -> Any:
     return (lambda x: x + other()), (leaf(mesh, 4, 4),)
 
@@ -182,6 +187,7 @@ CASES: dict[str, tuple[Make, str | None]] = {
     "heads": (module(Attention, _HEADS), None),
     "sequence": (module(Block, _SEQUENCE), None),
     "autocast": (autocast, None),
+    "vocabulary": (vocabulary, None),
     "closure of one": (closure, None),
     "from_local": (from_local, None),
     "products": (of_one(lambda x: (x @ x).relu()), None),

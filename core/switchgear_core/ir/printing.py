@@ -22,8 +22,8 @@ from switchgear_core.source_text import as_name, attribute, is_name
 _REPRESENTED = frozenset(
     {int, bool, str, bytes, type(None), torch.dtype, torch.layout, torch.memory_format}
 )
-#: The list that holds the arguments of a call; prints as `args`.
-BOXED = object()
+#: The list that holds the arguments of a call; prints as `args`, and pickles by name.
+BOXED = type("BOXED", (), {})
 
 
 class Scope:
