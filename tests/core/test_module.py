@@ -670,6 +670,36 @@ def test_hooks_on_submodules_are_part_of_the_trace() -> None:
     assert torch.equal(jitted(data()), net(data()))
 
 
+def replaced(part: torch.nn.Module, first: Any) -> None:
+    part._forward_hooks = part._forward_hooks.copy()
+    part._forward_hooks.popitem()
+
+
+def moved(part: torch.nn.Module, first: Any) -> None:
+    hooks: Any = part._forward_hooks
+    hooks.move_to_end(first.id)
+
+
+def exchanged(part: torch.nn.Module, first: Any) -> None:
+    first.remove()
+    part.register_forward_hook(lambda module, args, result: result - 5)
+
+
+@pytest.mark.parametrize("change", [replaced, moved, exchanged, lambda part, first: first.remove()])
+@pytest.mark.parametrize("count", [1, 20])
+def test_changed_hooks_of_submodules_are_noticed(change: Callable[..., None], count: int) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    first = net[0].register_forward_hook(lambda module, args, result: result * 3)
+    net[0].register_forward_hook(lambda module, args, result: result + 7)
+    jitted = jit(net)
+    for _ in range(count):  # after some writes to the dicts the check is made anew
+        net[1].train(not net[1].training)
+        assert torch.equal(jitted(data()), net(data()))
+    change(net[0], first)
+    for _ in range(2):
+        assert torch.equal(jitted(data()), net(data()))
+
+
 def test_full_backward_hook_on_the_root() -> None:
     def gradients(target: Any, net: torch.nn.Module) -> list[Any]:
         seen: list[Any] = []
