@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -55,7 +56,7 @@ class Subclass:
     def closed(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a tensor of the subclass; its gradient flows to the inner tensors."""
         if any(part.requires_grad for part in parts) and _is_followed(parts):
-            return _Closed.apply(self, *parts)  # type: ignore[no-any-return,no-untyped-call]
+            return _applied(_Closed, self, *parts)  # type: ignore[no-any-return]
         return self.around(parts)
 
     def checking(self) -> Callable[[Any], bool]:
@@ -91,7 +92,7 @@ class Subclass:
     def opening(self) -> Callable[[Any], Any]:
         """Return a function from such a tensor to its inner tensors."""
         # a tuple also for a single name
-        return opened if self.requires_grad else attrgetter(*self.names, self.names[0])
+        return partial(opened, shell=self) if self.requires_grad else attrgetter(*self.names, self.names[0])
 
 
 #: Keys of the cached lengths of a nested tensor, and the attributes of tensors with these as their sizes.
@@ -202,19 +203,22 @@ def shell_of(tensor: Any) -> Subclass:
     return Subclass(type(tensor), tuple(names), context, *layout, *grad, attributes, shells)
 
 
-def opened(tensor: Any) -> tuple[Any, ...]:
+def opened(tensor: Any, shell: Subclass | None = None) -> tuple[Any, ...]:
     """Return the inner tensors of a tensor; their gradients flow to it. There are none if it is of no subclass."""
     parts = inner_of(tensor)
-    if parts and tensor.requires_grad and _is_followed(parts):
-        return _Opened.apply(tensor)  # type: ignore[no-any-return,no-untyped-call]
-    return parts
+    if not parts or not (shell or tensor).requires_grad or not _is_followed(parts):
+        return parts
+    shell = shell or shell_of(tensor)
+    own = iter(_applied(_Opened, tensor, shell, parts))
+    pairs = zip(shell.names, parts, strict=True)
+    return tuple([part if name in shell.SHARED else next(own) for name, part in pairs])
 
 
 def _is_followed(parts: Sequence[torch.Tensor]) -> bool:
     """Check whether autograd is on, and inner tensors are no stand-ins of a capture."""
-    return torch.is_grad_enabled() and not any(
-        map(internals.is_wrapper, (inner for part in parts for inner in plain_parts(part)))
-    )
+    if all(type(part) is torch.Tensor for part in parts):  # for speed
+        return torch.is_grad_enabled() and not any(map(internals.is_wrapper, parts))
+    return torch.is_grad_enabled() and not any(internals.is_wrapper(x) for part in parts for x in plain_parts(part))
 
 
 def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
@@ -227,31 +231,28 @@ def plain_parts(tensor: Any) -> Iterator[torch.Tensor]:
 
 
 class _Opened(torch.autograd.Function):
-    """From a tensor to its inner tensors."""
+    """From a tensor to its inner tensors, without shared ones."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Any) -> tuple[torch.Tensor, ...]:
-        shell = ctx.shell = shell_of(tensor)
-        parts = shell.detached(inner_of(tensor))
+    def forward(ctx: Any, tensor: Any, shell: Subclass, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        pairs = [*zip(shell.names, parts, strict=True)]
+        own = [part.detach() for name, part in pairs if name not in shell.SHARED]
         # not saved: a hook may replace a saved tensor
-        ctx.shared = [part if name in shell.SHARED else None for name, part in zip(shell.names, parts, strict=True)]
-        own = [part for part, shared in zip(parts, ctx.shared, strict=True) if shared is None]
-        constant = [part for part in own if not _has_gradient(part)]
-        ctx.mark_non_differentiable(*constant, *[part for part in ctx.shared if part is not None])
+        ctx.shell, ctx.shared = shell, [part if name in shell.SHARED else None for name, part in pairs]
+        ctx.mark_non_differentiable(*[part for part in own if not _has_gradient(part)])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*own)
-        return tuple(parts)
+        if len(own) > 1:
+            ctx.save_for_backward(*own)
+        return tuple(own)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> torch.Tensor | None:
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, None, None]:
         if all(grad is None for grad in grads):
-            return None
-        own, defined = iter(ctx.saved_tensors), []
-        for grad, shared in zip(grads, ctx.shared, strict=True):
-            part = next(own) if shared is None else shared
-            defined.append(grad if grad is not None else part if part is shared else torch.zeros_like(part))
+            return None, None, None
+        pairs = zip(grads, ctx.saved_tensors or grads, strict=True)  # of a single part, the gradient is there
+        own = (torch.zeros_like(part) if grad is None else grad for grad, part in pairs)
         shell: Subclass = ctx.shell
-        return shell.closed(defined)
+        return shell.closed([next(own) if part is None else part for part in ctx.shared]), None, None
 
 
 class _Closed(torch.autograd.Function):
@@ -268,6 +269,11 @@ class _Closed(torch.autograd.Function):
         if grad is None:
             return (None,) * (1 + len(ctx.shell.names))
         return (None, *ctx.shell.parts_of(grad))
+
+
+def _applied(function: type[torch.autograd.Function], *args: object) -> Any:
+    """Return the results of a Function; outside of transforms of `torch.func` without Python's part of `apply`."""
+    return (function.apply if internals.functorch_active() else internals.node_apply(function))(*args)  # type: ignore[no-untyped-call]
 
 
 def _has_gradient(tensor: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from switchgear_core.torch_private.autograd import make_non_leaf
+from switchgear_core.torch_private.autograd import make_non_leaf, node_apply
 from switchgear_core.torch_private.fakes import OpOverload
 from switchgear_core.torch_private.functionalize import functionalize_keys, is_wrapper, storage_key, unwrap, wrap
 from switchgear_core.torch_private.modes import (
@@ -17,6 +17,7 @@ from switchgear_core.torch_private.modes import (
     attention_backends,
     dispatch_from_top,
     function_modes_on,
+    functorch_active,
     tensor_guards,
 )
 from switchgear_core.torch_private.names import private
@@ -36,8 +37,10 @@ __all__ = [
     "back_inside",
     "dispatch_from_top",
     "function_modes_on",
+    "functorch_active",
     "is_wrapper",
     "make_non_leaf",
+    "node_apply",
     "numbered",
     "outside",
     "storage_key",
