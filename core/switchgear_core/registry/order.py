@@ -133,7 +133,7 @@ def _reasons_against(
     # executors that compile in a worker process are asked there
     reasons = {
         executor: None
-        if is_deferred and _compiles_elsewhere(executor)
+        if is_deferred and isinstance(executor, FusionExecutor) and executor.finds_compiled
         else reason_unavailable(executor)
         for executor in candidates.executors
     }
@@ -189,10 +189,6 @@ def _team(
         elif one not in skipped:
             team.append(one)
     return tuple(team)
-
-
-def _compiles_elsewhere(executor: Executor) -> bool:
-    return isinstance(executor, FusionExecutor) and executor.finds_compiled
 
 
 def _passes(

@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import EntryPoint
+from importlib.metadata import Distribution, EntryPoint
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import pluggy
@@ -267,7 +267,12 @@ def _suggestion(name: str) -> str:
 
 def distribution_of(entry: EntryPoint) -> tuple[str, str]:
     """Return the name and version of an entry point's distribution, empty if there is none."""
-    return (entry.dist.name, entry.dist.version) if entry.dist else ("", "")
+    return _identity(entry.dist) if entry.dist else ("", "")
+
+
+@functools.lru_cache(maxsize=256)  # each reading parses a file
+def _identity(distribution: Distribution) -> tuple[str, str]:
+    return distribution.name, distribution.version
 
 
 def label_of(entry: EntryPoint) -> str:

@@ -24,7 +24,8 @@ def plain_results(func: OpOverload, args: Sequence[Any]) -> Any:
     dtypes = {tensor.dtype for tensor in tensors if index is None or tensor is not args[index]}
     is_index = index is None or args[index].dtype == torch.int64
     is_known = len(dtypes) == 1 and dtypes <= _DTYPES and is_index
-    if not is_known or not all(map(_is_common, tensors)) or not all(map(_is_plain, tensors[free:])):
+    is_common = all(tensor.device.type == "cpu" and tensor.numel() > 0 for tensor in tensors)
+    if not (is_known and is_common and all(map(_is_plain, tensors[free:]))):
         return None
     (dtype,) = dtypes
     results = [
@@ -35,10 +36,6 @@ def plain_results(func: OpOverload, args: Sequence[Any]) -> Any:
 
 
 _DTYPES = {torch.float32, torch.float64}
-
-
-def _is_common(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.numel() > 0
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
