@@ -836,3 +836,21 @@ def test_several_views_of_an_input_that_is_written_to_twice() -> None:
         assert not first.is_leaf
         assert torch.equal(first + second, torch.tensor([12.0]))
     assert "0 in eager" in repr(jitted)
+
+
+@pytest.mark.parametrize("name", ["product", "linear"])
+def test_write_to_a_result_that_the_backward_reads(name: str) -> None:
+    """A product of three dimensions is a view, with a version of its own, of one of two."""
+
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x @ w if name == "product" else torch.nn.functional.linear(x, w)
+        return y, y.sin()
+
+    for call in (function, jit(function)):
+        w = values(3, 3).clone().requires_grad_()
+        for _ in range(2):
+            y, z = call(values(2, 2, 3), w)
+            with torch.no_grad():
+                y.mul_(2)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                z.sum().backward()

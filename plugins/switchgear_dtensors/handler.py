@@ -79,7 +79,7 @@ class DTensors(Handler):
 
     @contextlib.contextmanager
     def running(self, recorder: Recorder, roots: Sequence[object], arguments: Mapping[int, object]) -> Iterator[None]:
-        """Refuse a module of `fully_shard` whose parameters are sharded now."""
+        """Refuse a module of `fully_shard` whose parameters are sharded now; leave no masks of fakes behind."""
         fsdp, placed = sys.modules.get("torch.distributed.fsdp"), _placed()
         for root in roots if fsdp and placed else ():
             for path, module in root.named_modules() if isinstance(root, torch.nn.Module) else ():
@@ -87,7 +87,12 @@ class DTensors(Handler):
                 for name, tensor in names:
                     if type(tensor) is placed.internals.DTensor:
                         raise Unsupported(f"the parameter {name} of {type(root).__name__} {_SHARDED}")
-        yield
+        try:
+            yield
+        finally:
+            for state in recorder.state(self):
+                for stand_in, _ in state.values.values():
+                    _placed().internals.release_fake_masks(stand_in)
 
     def take(self, recorder: Recorder, call: Call) -> Any:
         """Run a call with DTensors on the stand-ins, then record it on their values."""
@@ -145,7 +150,8 @@ class DTensors(Handler):
         if reason:
             raise Unsupported(f"{function} of a DTensor {reason}, in {recorder.here()}", splits=False)
         stand_ins = {id(value): state.paired(recorder, stand_in, value) for stand_in, value in pairs}
-        return map_tensors(lambda value: stand_ins[id(value)], result)
+        leaves, spec = pytree.tree_flatten(result)  # `max(dim)` has a class of results
+        return pytree.tree_unflatten([stand_ins.get(id(leaf), leaf) for leaf in leaves], spec)
 
     def _apply(self, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
         recorder, placed = active_recorder(), _placed()

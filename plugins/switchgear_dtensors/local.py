@@ -92,14 +92,17 @@ ON_LOCAL = Symbol(f"{__name__}.on_local", on_local)
 
 
 class OnLocal:
-    """Lines with DTensors, and a program for each of the placements of inputs so far, unless these are fixed."""
+    """Lines with DTensors, and a program for each of the placements of inputs so far, unless these are fixed.
+
+    A program also belongs to the handlers of operators that DTensor treats specially.
+    """
 
     def __init__(self, trace: Trace, is_fixed: bool) -> None:
         self._trace, self._is_fixed = trace, is_fixed
         self._on_dtensors: _Run = compile_trace(free_last_used(trace), boxed=True)
         #: The traces of the programs so far, None where there is nothing to gain.
         self.traces: list[Trace | None] = []
-        self._programs: list[tuple[_Places, _Run]] = []
+        self._programs: list[tuple[list[object], _Places, _Run]] = []
 
     def __repr__(self) -> str:
         return f"lines with DTensors: {', '.join(line.symbol.name for line in self._trace.bound_symbols)}"
@@ -111,10 +114,12 @@ class OnLocal:
         """Return the results for inputs in a list, which gets empty."""
         if internals.dispatch_mode_count() or internals.functorch_active() or internals.forward_mode_active():
             return self._on_dtensors(tensors)
-        for places, program in self._programs:
-            if self._is_fixed or _fits(places, tensors):
+        handlers = internals.special_handlers()
+        for own_handlers, places, program in self._programs:
+            if own_handlers == handlers and (self._is_fixed or _fits(places, tensors)):
                 return program(tensors)
-        if len(self._programs) == _MOST:
+        # one tensor in two places would be one value, and in another call there may be two
+        if len(self._programs) == _MOST or len({*map(id, tensors)}) < len(tensors):
             return self._on_dtensors(tensors)
         notes = _Notes()
         inputs = [*map(notes.define, tensors)]
@@ -123,7 +128,7 @@ class OnLocal:
             results = self._on_dtensors(tensors)
         trace = _program(notes, inputs, [*map(notes.value, results)])
         self.traces.append(trace)
-        self._programs.append((places, compile_trace(trace, boxed=True) if trace else self._on_dtensors))
+        self._programs.append((handlers, places, compile_trace(trace, boxed=True) if trace else self._on_dtensors))
         return results
 
 

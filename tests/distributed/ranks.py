@@ -20,7 +20,7 @@ import torch.distributed.nn.functional as differentiable
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -223,7 +223,13 @@ def models(mesh: DeviceMesh) -> dict[str, Callable[[Jit], list[Any]]]:
 
 def sharded_tensors(mesh: DeviceMesh) -> dict[str, Callable[[Jit], list[Any]]]:
     tensor = distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])
+    table = distribute_tensor(torch.arange(18.0).view(6, 3), mesh, [Shard(0)])
+    index = distribute_tensor(torch.arange(5), mesh, [Replicate()])
     return {
+        # whose result holds a mask until it is communicated, here outside
+        "sharded_embedding": lambda jit: [
+            _whole(jit(lambda index: nn.functional.embedding(index, table))(index)) for _ in range(2)
+        ],
         "sharded_argument": lambda jit: [_whole(jit(lambda x: x * 2 + 1)(tensor)) for _ in range(2)],
         "sharded_closure": lambda jit: [_whole(jit(lambda: tensor * 2 + 1)()) for _ in range(2)],
     }

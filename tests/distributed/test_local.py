@@ -15,6 +15,7 @@ if not dist.is_available():
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import loss_parallel
 
 import switchgear as sg
 from switchgear_dtensors.local import ON_LOCAL, OnLocal
@@ -76,6 +77,30 @@ def test_gradients_with_other_placements_have_a_program_of_their_own(mesh: Devic
             assert trained(f, x, at=at) == trained(function, x, at=at)
     (backward,) = lines(sg.last_backward_traces(f))
     assert len(backward.traces) == 3
+
+
+def test_one_gradient_for_two_results_then_two(mesh: DeviceMesh) -> None:  # noqa: F811
+    def function(x: Any) -> Any:
+        return x * 2, x.sin()
+
+    f, x = jitted(function), leaf(mesh, 2, 2)
+    combine: Any
+    for combine in (lambda a, b: a + b, lambda a, b: a * 2 + b, lambda a, b: a + b):
+        gradients = [torch.autograd.grad(combine(*call(x)), x, x.detach())[0] for call in (f, function)]
+        assert summary(gradients[0]) == summary(gradients[1])
+
+
+def test_handlers_of_loss_parallel_have_a_program_of_their_own(mesh: DeviceMesh) -> None:  # noqa: F811
+    def function(x: Any) -> Any:
+        return x.log_softmax(-1) * 3
+
+    f, x = jitted(function), leaf(mesh, 4, 4, at=Shard(1)).detach()
+    for _ in range(2):
+        assert summary(f(x)) == summary(function(x))
+        with loss_parallel():
+            assert summary(f(x)) == summary(function(x))
+    (forward,) = lines(sg.last_traces(f))
+    assert len(forward.traces) == 2
 
 
 def test_there_is_no_program_where_all_communicates(mesh: DeviceMesh) -> None:  # noqa: F811

@@ -79,13 +79,14 @@ def is_view(item: BoundSymbol) -> bool:
     """Check whether the results of a bound symbol share the storage of its argument, and thus its history.
 
     Excluded is a result that requires grad although its base does not, after a write that autograd did not see.
-    Recomputed, it would have no history for a second derivative.
+    Recomputed, it would have no history for a second derivative. Excluded are results of `_unsafe_view` and the like,
+    whose versions are their own: a write to one is no write to the base.
     """
     return bool(item.outputs) and all(map(_shares, leaves_of([item])))
 
 
 def _shares(leaf: BoundSymbol) -> bool:
-    base = aliased_argument(leaf)
+    base = None if "unsafe" in leaf.symbol.name else aliased_argument(leaf)
     has_history = any(proxy.requires_grad for proxy in leaf.outputs)
     return base is not None and (base.requires_grad or not has_history)
 

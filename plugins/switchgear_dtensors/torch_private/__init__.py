@@ -49,9 +49,11 @@ __all__ = [
     "local_operator",
     "new_local_mode",
     "outside",
+    "release_fake_masks",
     "replica",
     "replicates_implicitly",
     "spec_of",
+    "special_handlers",
     "tensor_guards",
     "unwrap",
 ]
@@ -100,6 +102,22 @@ def replica(local: torch.Tensor, mesh: Any) -> torch.Tensor:
 def replicates_implicitly() -> bool:
     """Check whether DTensors take plain tensors as replicas: `torch.distributed.tensor.experimental`'s context."""
     return bool(DTensor._op_dispatcher._allow_implicit_replication)
+
+
+def special_handlers() -> list[object]:
+    """Return the handlers of operators that DTensor treats specially; `loss_parallel` adds some."""
+    return [*DTensor._op_dispatcher._custom_op_handlers.values()]
+
+
+def release_fake_masks(tensor: torch.Tensor) -> None:
+    """Release the fake masks that the placements of a DTensor hold, as those of a result of an embedding of rows do.
+
+    PyTorch keeps a placement, and its mask, for later calls.
+    """
+    for placement in tensor.placements if isinstance(tensor, DTensor) else ():
+        buffer = getattr(placement, "mask_buffer", None)
+        if buffer is not None and is_fake(buffer.data):
+            buffer.data, buffer.refcount = None, 0
 
 
 def local_operator(
