@@ -137,7 +137,9 @@ def _backward(ctx: Any, grad: Tensor, _: object) -> tuple[Any, ...]:
     needs_grad = ctx.options[-1]
     gradients = iter(jagged_attention_backward(grad, graph, [query, key, value], layouts, *ctx.options))
     parts = [next(gradients) if needs else None for needs in needs_grad]
-    return (*parts, [None] * len(layouts), *(None,) * len(ctx.options))
+    # to PyTorch a list with a None, for a length that is not cached, is one argument
+    none = None if any(part is None for part in layouts) else [None] * len(layouts)
+    return (*parts, none, *(None,) * len(ctx.options))
 
 
 jagged_attention.register_autograd(_backward, setup_context=_keep)

@@ -408,6 +408,20 @@ def test_a_second_derivative() -> None:
     torch.testing.assert_close(*gradients)
 
 
+def test_attention_without_cached_lengths() -> None:
+    outcomes = []
+    for called in (COMPILED["attention"], sg.jit(COMPILED["attention"], executors=["torch"], fallback="error")):
+        for _ in range(2):
+            torch.manual_seed(0)
+            x = nested_tensor_from_jagged(_numbers(5, 4), _offsets(3, 2)).requires_grad_()
+            result = called(x).values()
+            (gradient,) = torch.autograd.grad(result.sum(), x)
+            outcomes.append((result, gradient.values()))
+    for result, gradient in outcomes:
+        assert torch.equal(result, outcomes[0][0])
+        assert torch.equal(gradient, outcomes[0][1])
+
+
 def test_the_graph_of_attention_is_freed() -> None:
     jitted, x = sg.jit(COMPILED["attention"], executors=["torch"]), jagged(3, 2, grad=True)
     counts = []
